@@ -1,0 +1,168 @@
+"""xgrammar behind the matcher contract."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+import torch
+import xgrammar
+
+from harness.errors import GrammarError
+from harness.grammar.adapter import CompiledMatcher, EngineMatcher, Vocabulary, one_line
+from harness.grammar.matcher import CompiledGrammar, GrammarEngine, TokenTable, Whitespace
+from harness.grammar.spec import GrammarSpec
+
+# fmt: off
+FORMATS = frozenset({
+    "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6",
+    "json-pointer", "relative-json-pointer", "time", "uri",
+    "uri-reference", "uri-template", "uuid",
+})
+# fmt: on
+"""String formats that xgrammar turns into a grammar; it takes any other for a free string."""
+
+_LENGTHS = ("minLength", "maxLength")
+_SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_DATA = ("enum", "const", "default", "examples")
+_SOURCE_POSITION = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
+
+
+class XGrammarEngine(GrammarEngine):
+    """Compiles with xgrammar, which follows bytes with an Earley parser.
+
+    Objects take no properties but those that their schema names (xgrammar's strict mode).
+    """
+
+    name = "xgrammar"
+
+    def __init__(self, table: TokenTable, whitespace: Whitespace = "compact") -> None:
+        super().__init__(table, whitespace)
+        self._vocabulary = Vocabulary(table)
+        info = xgrammar.TokenizerInfo(
+            self._vocabulary.text, xgrammar.VocabType.RAW, stop_token_ids=sorted(table.stop_ids)
+        )
+        self._token_bytes: list[bytes] = info.decoded_vocab
+        self._compiler = xgrammar.GrammarCompiler(info, cache_enabled=False)
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        if spec.kind == "json_schema" and (problem := unsupported(spec.value)):
+            raise GrammarError(f"grammar.json_schema: {problem}; reword it or use llguidance")
+        try:
+            compiled = self._compile(spec)
+        except (RuntimeError, ValueError) as error:
+            reason = _SOURCE_POSITION.sub("", one_line(str(error)))
+            raise GrammarError(f"grammar.{spec.kind}: xgrammar refuses it: {reason}") from None
+        return CompiledMatcher(XGrammarMatcher(self._vocabulary, xgrammar.GrammarMatcher(compiled)))
+
+    def _compile(self, spec: GrammarSpec) -> Any:
+        if spec.kind == "json_schema":
+            return self._compiler.compile_json_schema(
+                spec.text, any_whitespace=self.whitespace == "free", separators=self.separators
+            )
+        if spec.kind == "regex":
+            return self._compiler.compile_regex(spec.text)
+        source = _alternatives(spec.value) if spec.kind == "choice" else spec.text
+        return self._compiler.compile_grammar(source)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._token_bytes[token_id]
+
+
+class XGrammarMatcher(EngineMatcher):
+    """Walks one ``xgrammar.GrammarMatcher``."""
+
+    def __init__(self, vocabulary: Vocabulary, inner: Any) -> None:
+        super().__init__(vocabulary)
+        self._inner = inner
+
+    def _engine_accept(self, token: int) -> bool:
+        return bool(self._inner.accept_token(token))
+
+    def _engine_rollback(self, n: int) -> None:
+        self._inner.rollback(n)
+
+    def _engine_fill(self, mask: torch.Tensor) -> None:
+        self._inner.fill_next_token_bitmask(mask, 0)
+
+    def _engine_may_stop(self) -> bool:
+        return bool(self._inner.is_completed())
+
+    def forced_text(self) -> str:
+        return str(self._inner.find_jump_forward_string())
+
+    def _clone(self) -> Self:
+        return type(self)(self._vocabulary, self._inner.fork())
+
+
+def _alternatives(choices: list[str]) -> str:
+    """EBNF of a choice; code points as escapes, so that no character needs care."""
+    literals = ("".join(f"\\U{ord(char):08X}" for char in choice) for choice in choices)
+    return "root ::= " + " | ".join(f'"{literal}"' for literal in literals)
+
+
+def unsupported(schema: Mapping[str, Any] | bool) -> str | None:
+    """What xgrammar would drop without an error, so that outputs break the schema (V1.6g)."""
+    return next((problem for part in _subschemas(schema) for problem in _problems(part)), None)
+
+
+def _subschemas(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """A schema and all schemas inside it; names of properties and data are not keywords."""
+    if isinstance(schema, list):
+        for item in schema:
+            yield from _subschemas(item)
+    elif isinstance(schema, Mapping):
+        yield schema
+        for keyword, value in schema.items():
+            if keyword in _SCHEMA_MAPS and isinstance(value, Mapping):
+                for item in value.values():
+                    yield from _subschemas(item)
+            elif keyword not in _DATA:
+                yield from _subschemas(value)
+
+
+def _problems(schema: Mapping[str, Any]) -> Iterator[str]:
+    """The keywords of one schema, without its subschemas, that xgrammar gets wrong."""
+    if "multipleOf" in schema and _may_be(schema, "number"):
+        yield "xgrammar ignores multipleOf on numbers"
+    if _may_be(schema, "array"):
+        if schema.get("uniqueItems"):
+            yield "xgrammar ignores uniqueItems"
+        for keyword in ("contains", "minContains", "maxContains"):
+            if keyword in schema:
+                yield f"xgrammar ignores {keyword}"
+    if _may_be(schema, "string"):
+        if "format" in schema and schema["format"] not in FORMATS:
+            yield f"xgrammar does not know the format {schema['format']!r}"
+        for keyword in ("pattern", "format"):
+            if keyword in schema and any(length in schema for length in _LENGTHS):
+                yield f"xgrammar ignores length bounds beside {keyword}"
+    if _may_be(schema, "object"):
+        yield from _key_problems(schema)
+    if len(schema.get("allOf", ())) > 1:
+        yield "xgrammar ignores an allOf of several branches"
+
+
+def _key_problems(schema: Mapping[str, Any]) -> Iterator[str]:
+    """A key is held to just one of properties, patterns, propertyNames, additionalProperties."""
+    for keyword in ("propertyNames", "patternProperties"):
+        if keyword in schema and "type" not in schema:
+            yield f"xgrammar ignores {keyword} without type: object"
+    if "propertyNames" in schema:
+        for keyword in ("properties", "patternProperties"):
+            if keyword in schema:
+                yield f"xgrammar ignores propertyNames beside {keyword}"
+    if "patternProperties" in schema:
+        if len(schema["patternProperties"]) > 1:
+            yield "xgrammar holds a key to one pattern of patternProperties only"
+        if schema.get("properties"):
+            yield "xgrammar ignores patternProperties for the keys in properties"
+        if schema.get("additionalProperties"):
+            yield "xgrammar lets additionalProperties override patternProperties"
+
+
+def _may_be(schema: Mapping[str, Any], kind: str) -> bool:
+    """True if the schema allows values of the JSON type ``kind``."""
+    types = schema.get("type", kind)
+    return kind == types or (isinstance(types, list) and kind in types)
