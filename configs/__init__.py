@@ -1,0 +1,1 @@
+"""Hydra's config groups: values only; the types are dataclasses beside the code."""
