@@ -1,0 +1,355 @@
+"""The decode loop; the one place where time passes.
+
+Life of a request: ① it waits until a slot is free; ② its grammar is compiled and a matcher
+made; ③ its prompt is fed and the first token sampled (a step without drafts); then, step by
+step, ④ the strategy may jump, ⑤ drafts are proposed, ⑥ the target's forward is launched and the
+mask rows are filled meanwhile, ⑦ the drafts are verified and the output grows up to its stop,
+⑧ the matchers follow; until ⑨ it stops, is long enough or fails, and its slot is free again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from harness.clock import Clock
+from harness.core import (
+    PAD,
+    ROLLBACK_KINDS,
+    Finish,
+    Ledger,
+    Request,
+    Sequence,
+    StepTrace,
+    check_ledger,
+)
+from harness.errors import ConfigError, DeadEnd, HarnessError
+from harness.grammar.masks import MaskBuffer
+from harness.grammar.service import GrammarService
+from harness.grammar.tracked import TrackedMatcher
+from harness.models.drafters import ModelDrafter, settle
+from harness.models.language_model import LanguageModel, RowInput
+from harness.step import Step, isolate
+from strategies.base import Strategy
+
+
+@dataclass
+class EngineConfig:
+    """The engine's settings (config group ``engine``).
+
+    Attributes:
+        slots: sequences decoded at once.
+        draft_tokens: K, the most drafts per step.
+        max_length: tokens a slot holds: prompt, output and drafts. 0 = what the workload needs,
+            at most what the models can.
+        threads: CPU threads of torch; 0 = its own choice.
+    """
+
+    slots: int = 8
+    draft_tokens: int = 4
+    max_length: int = 0
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("slots", 1), ("draft_tokens", 1), ("max_length", 0), ("threads", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"engine.{name}: {getattr(self, name)} is below {least}")
+
+
+class Observer(Protocol):
+    """Who writes down what the loop does."""
+
+    def step(self, trace: StepTrace) -> None:
+        """One sequence did one step."""
+
+    def finished(self, sequence: Sequence, times: Times) -> None:
+        """One request is done, whatever its end."""
+
+
+@dataclass(slots=True)
+class Times:
+    """When things happened to one request, ms."""
+
+    compile_ms: float = 0.0
+    ttft_ms: float = 0.0
+    wall_ms: float = 0.0
+
+
+class DecodeLoop:
+    """Decodes requests with one strategy.
+
+    Args:
+        target: the model whose law counts.
+        drafter: the draft model; None for strategies that use none.
+        strategy: how grammar and drafts share the loop.
+        grammars: compiles specs.
+        config: slots and draft length.
+        observer: gets every trace.
+
+    Attributes:
+        running: the sequences that are in a slot.
+    """
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        drafter: ModelDrafter | None,
+        strategy: Strategy,
+        grammars: GrammarService,
+        config: EngineConfig,
+        observer: Observer,
+    ) -> None:
+        if strategy.uses_draft and drafter is None:
+            raise ConfigError(f"pair.draft: strategy {strategy.name} drafts; name a draft model")
+        self.target, self.strategy, self.grammars = target, strategy, grammars
+        self.drafter = drafter if strategy.uses_draft else None
+        self.config, self.observer = config, observer
+        self.clock = Clock()
+        vocab_size = target.vocab_size
+        self._masks = MaskBuffer(config.slots, strategy.reserve, vocab_size, target.device)
+        self._draft_masks = MaskBuffer(config.slots, 1, vocab_size, target.device)
+        self._stop_ids = strategy.setup.table.stop_ids
+        self._free = list(range(config.slots - 1, -1, -1))
+        self._waiting: deque[Request] = deque()
+        self._times: dict[int, Times] = {}
+        self._tick = 0
+        self.running: list[Sequence] = []
+
+    def run(self, requests: Iterable[Request]) -> None:
+        """Decode all requests; a slot that becomes free is refilled at once."""
+        self.submit(requests)
+        while self.advance():
+            pass
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Queue requests behind those that wait already."""
+        self._waiting.extend(requests)
+
+    @torch.inference_mode()
+    def advance(self) -> bool:
+        """Fill the free slots, then do one step of everything that runs.
+
+        Returns:
+            False when there was nothing to do.
+        """
+        if admitted := self._admit():
+            self._iterate(admitted, prefill=True)
+        elif self.running:
+            self._iterate(self.running, prefill=False)
+        else:
+            return bool(self._waiting)
+        self._retire()
+        return True
+
+    def _admit(self) -> list[Sequence]:
+        """Move requests into free slots; one that cannot be served ends here."""
+        admitted = []
+        while self._waiting and self._free:
+            sequence = Sequence(self._waiting.popleft(), self._free.pop())
+            times = self._times[sequence.slot] = Times()
+            self.running.append(sequence)
+            try:
+                self._prepare(sequence, times)
+            except HarnessError as error:
+                sequence.fail(str(error))
+                self._retire()
+            else:
+                admitted.append(sequence)
+        return admitted
+
+    def _prepare(self, sequence: Sequence, times: Times) -> None:
+        """Check the length and make the matcher.
+
+        Raises:
+            HarnessError: the request cannot be served.
+        """
+        request = sequence.request
+        needed = len(request.prompt_ids) + request.max_new_tokens + self.strategy.reserve
+        if not request.prompt_ids:
+            raise ConfigError("prompt: it has no tokens; give at least one")
+        if needed > self.target.max_length:
+            raise ConfigError(
+                f"prompt: {len(request.prompt_ids)} tokens, {request.max_new_tokens} new ones "
+                f"and {self.strategy.reserve} for drafts exceed the context of "
+                f"{self.target.max_length}; shorten the prompt or raise engine.max_length"
+            )
+        if request.grammar is not None and self.strategy.constrained:
+            compiled, times.compile_ms = self.grammars.compile(request.grammar)
+            matcher = self.strategy.matcher(compiled, request.trigger)
+            sequence.matcher = TrackedMatcher(matcher, self.clock)
+
+    def _iterate(self, sequences: list[Sequence], prefill: bool) -> None:
+        """One step of one batch."""
+        step = Step(list(sequences), self._masks, self._draft_masks, self.drafter, prefill)
+        before = [_books(sequence) for sequence in step.sequences]
+        self._masks.clear()
+        with self.clock.span("step"):
+            self._propose(step)
+            guided_us = self.clock.us.get("grammar", 0.0)
+            with self.clock.span("verify"):
+                logits = self.target.forward(self._row_inputs(step))
+            self.strategy.verify_rows(step)
+            hidden_us = self._hidden(guided_us)
+            with self.clock.span("verify"):
+                step.verdicts = self.strategy.verify(step, logits)
+            self._emit(step)
+            self.strategy.commit(step)
+        self._record(step, before, hidden_us)
+        self._tick += 1
+
+    def _propose(self, step: Step) -> None:
+        """Jump and draft; in the prefill step the draft model reads the prompts."""
+        if not step.prefill:
+            self.strategy.before_step(step)
+        with self.clock.span("draft"):
+            if not step.prefill:
+                self.strategy.propose(step)
+            elif self.drafter is not None:
+                self.drafter.prefill(step.sequences)
+
+    def _row_inputs(self, step: Step) -> list[RowInput]:
+        """Pending tokens, then drafts; padding is fed as token 0, its row is never reached."""
+        return [
+            RowInput(
+                slot=sequence.slot,
+                start=sequence.target_length,
+                tokens=sequence.target_pending + [max(token, 0) for token in proposal.tokens],
+                logits=1 + len(proposal.tokens),
+                parents=proposal.parents,
+            )
+            for sequence, proposal in zip(step.sequences, step.proposals, strict=True)
+        ]
+
+    def _hidden(self, guided_us: float) -> float:
+        """Grammar time since the launch that the device did not wait for, µs.
+
+        On the CPU the forward is over when it returns: nothing is hidden. On CUDA all of it
+        is if the device is still busy now, else none is counted (a lower bound).
+        """
+        if self.target.device.type != "cuda":
+            return 0.0
+        busy = not torch.cuda.current_stream(self.target.device).query()
+        return self.clock.us.get("grammar", 0.0) - guided_us if busy else 0.0
+
+    def _emit(self, step: Step) -> None:
+        """Append to each output what was emitted, up to its stop (V1.4a, leftmost stop: R11)."""
+        for index, (sequence, verdict) in enumerate(
+            zip(step.sequences, step.verdicts, strict=True)
+        ):
+            if sequence.error is not None:
+                continue
+            kept, finish = self._cut(verdict.emitted, sequence.remaining)
+            legal = _before_dead_end(step, index)
+            if len(kept) > legal:
+                kept, finish = kept[:legal], None
+                sequence.fail(str(DeadEnd()))
+            elif not kept:
+                sequence.fail("no token has a finite logit; check the model")
+            sequence.finish = sequence.finish or finish
+            step.kept[index] = kept
+            # The last token has no keys and values yet, also where a draft of its name has.
+            cached = min(verdict.accepted, max(0, len(kept) - 1))
+            if step.proposals[index].parents is not None:
+                self.target.keep_path(sequence.slot, sequence.length, verdict.path[:cached])
+            sequence.target_length = sequence.length + cached
+            settle(sequence, kept)
+            sequence.output_ids.extend(kept)
+            sequence.gaps.extend(verdict.gaps[: len(kept)])
+
+    def _cut(self, tokens: list[int], remaining: int) -> tuple[list[int], Finish | None]:
+        for count, token in enumerate(tokens[:remaining], start=1):
+            if token in self._stop_ids:
+                return tokens[:count], Finish.STOP
+        return tokens[:remaining], Finish.LENGTH if len(tokens) >= remaining else None
+
+    def _record(self, step: Step, before: SequenceOf[Ledger], hidden_us: float) -> None:
+        """Audit the ledgers and write one trace per sequence."""
+        times = self.clock.take()
+        share = 1 / len(step.sequences)
+        grammar_us = times.get("grammar", 0.0)
+        spent = {
+            "draft_us": times.get("draft", 0.0) * share,
+            "verify_us": times.get("verify", 0.0) * share,
+            "grammar_us": grammar_us * share,
+            "exposed_us": (grammar_us - hidden_us) * share,
+            "host_us": times.get("step", 0.0) * share,
+        }
+        step_ms = sum(times.values()) / 1e3
+        for other in self.running:
+            self._times[other.slot].wall_ms += step_ms
+        for index, sequence in enumerate(step.sequences):
+            with isolate(sequence):
+                check_ledger(sequence)
+            trace = trace_step(step, index, before[index], self.strategy.name, self._tick)
+            for name, value in spent.items():
+                setattr(trace, name, value)
+            self.observer.step(trace)
+            if step.prefill:
+                self._times[sequence.slot].ttft_ms = self._times[sequence.slot].wall_ms
+            sequence.steps += 1
+
+    def _retire(self) -> None:
+        """Free the slots of finished sequences."""
+        for sequence in [each for each in self.running if each.finish is not None]:
+            self.running.remove(sequence)
+            self._free.append(sequence.slot)
+            self.observer.finished(sequence, self._times.pop(sequence.slot))
+
+
+def trace_step(step: Step, index: int, before: Ledger, strategy: str, tick: int) -> StepTrace:
+    """What one sequence's step comes to; times are left at 0."""
+    sequence, proposal = step.sequences[index], step.proposals[index]
+    kept, path = step.kept[index], step.verdicts[index].path
+    accepted = path[: len(kept)]
+    trace = StepTrace(
+        strategy,
+        sequence.request.id,
+        tick,
+        sequence.steps,
+        step.prefill,
+        len(step.sequences),
+        drafted_raw=proposal.drafted_raw,
+        drafted=proposal.drafted,
+        accepted=len(accepted),
+        emitted=len(kept),
+        trimmed=proposal.trimmed,
+        past_stop=len(path) - len(accepted),
+        rows=1 + len(proposal.tokens),
+        wasted_rows=1 + len(proposal.tokens) - len(kept),
+        draft_forwards=proposal.draft_forwards,
+        draft_ids=list(proposal.tokens),
+        emitted_ids=list(kept),
+    )
+    for node, token in enumerate(proposal.tokens):
+        if token != PAD and node not in path:
+            legal = proposal.legal is None or proposal.legal[node]
+            trace.rejected_model += legal
+            trace.rejected_grammar += not legal
+    trace.jump_tokens, trace.retokenized = step.jumped.get(index, (0, 0))
+    if sequence.matcher is not None:
+        trace.fill_us = sequence.matcher.take_fills()
+        trace.mask_rows = len(trace.fill_us)
+        after = sequence.matcher.ledger
+        trace.held = after.held
+        trace.advanced = after.advanced - before.advanced
+        for kind in ROLLBACK_KINDS:
+            for unit in ("calls", "tokens"):
+                was, now = getattr(before, f"rollback_{unit}"), getattr(after, f"rollback_{unit}")
+                setattr(trace, f"rollback_{kind}_{unit}", now[kind] - was[kind])
+    return trace
+
+
+def _before_dead_end(step: Step, index: int) -> int:
+    """How many emitted tokens come from rows in which something is legal (T7)."""
+    rows = [0, *(node + 1 for node in step.verdicts[index].path)]
+    alive = [not step.masks.dead(index, row) for row in rows]
+    return alive.index(False) if False in alive else len(rows)
+
+
+def _books(sequence: Sequence) -> Ledger:
+    """A copy of the sequence's ledger as it is now."""
+    return Ledger() if sequence.matcher is None else sequence.matcher.ledger.copy()

@@ -1,0 +1,54 @@
+"""One file per strategy. ``README.md`` here says how to add one."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from harness.errors import ConfigError
+from strategies.base import Strategy
+
+
+def registry() -> dict[str, type[Strategy]]:
+    """Every strategy in this package by name: ``plain`` first, which the others compare with."""
+    found: dict[str, type[Strategy]] = {}
+    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
+        if not module.ispkg:
+            found.update(_strategies_of(module.name))
+    return dict(sorted(found.items(), key=lambda item: (item[0] != "plain", item[0])))
+
+
+def find(name: str) -> type[Strategy]:
+    """The strategy called ``name`` here, or ``module:Class`` of the user's own code.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    module_name, colon, class_name = name.partition(":")
+    if not colon:
+        known = registry()
+        if name not in known:
+            raise ConfigError(
+                f"strategy: {name!r} is none of {', '.join(known)}; "
+                "name one of them, or module:Class for your own"
+            )
+        return known[name]
+    try:
+        strategy = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"strategy: {name!r} cannot be imported ({error})") from None
+    if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
+        raise ConfigError(f"strategy: {name!r} is no subclass of strategies.base.Strategy")
+    return strategy
+
+
+def _strategies_of(module_name: str) -> dict[str, type[Strategy]]:
+    module = importlib.import_module(module_name)
+    return {
+        value.name: value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, Strategy)
+        and value.__module__ == module_name
+        and value is not Strategy
+    }
