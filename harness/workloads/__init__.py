@@ -1,0 +1,1 @@
+"""Workloads: prompts with grammars, and an independent check of what comes out."""
