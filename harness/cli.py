@@ -1,0 +1,116 @@
+"""The command line: compose the config, run, write the run folder, print the tables."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from harness.config import Config, schema, typed
+from harness.errors import HarnessError
+from harness.results.manifest import manifest
+from harness.results.metrics import check_identities, compare_with_plain, summarise
+from harness.results.record import Recorder, RunFolder
+from harness.results.report import write_report
+from harness.results.table import comparison_tables, print_tables
+from harness.run import Run, all_failed
+
+EXIT_BAD_INPUT = 2
+
+
+def main() -> None:
+    """Entry point of ``python -m harness``. Bad input ends in one line and exit status 2."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the message is ours to print
+    ConfigStore.instance().store(name="schema", node=schema())
+    with _one_line_errors():
+        _composed()
+
+
+@hydra.main(version_base="1.3", config_path="pkg://configs", config_name="config")
+def _composed(config: DictConfig) -> None:
+    with _one_line_errors():  # here too: what leaves this function, Hydra talks about
+        execute(typed(config), OmegaConf.to_yaml(config), [sys.executable, *sys.orig_argv[1:]])
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    try:
+        yield
+    except (HarnessError, HydraException, OmegaConfBaseException) as error:
+        # Hydra lists the options of a group on lines of their own.
+        line = re.sub(r"\s+", " ", str(error)).strip()
+        print(f"error: {line}", file=sys.stderr)
+        sys.exit(EXIT_BAD_INPUT)
+
+
+def execute(config: Config, yaml: str, command: list[str]) -> RunFolder:
+    """Run what ``config`` says.
+
+    Args:
+        config: what to run.
+        yaml: the composed config, for the run folder.
+        command: what the user typed.
+
+    Raises:
+        HarnessError: the config cannot be served, or not one request could be.
+    """
+    folder = RunFolder.dated(Path(config.runs), config.name)
+    folder.write_config(yaml)
+    recorder = Recorder()
+    with _progress() as bar:
+        run = Run(config, recorder, bar.tick)
+        bar.expect(list(run.judges), len(run.items))
+        run.go()
+    steps, requests = recorder.frames()
+    requests = compare_with_plain(requests)
+    summary = summarise(steps, requests)
+    check_identities(summary, steps)
+    for loop in run.loops:
+        if own := loop.strategy.statistics():
+            summary[loop.strategy.name]["own"] = own
+    folder.write_manifest(manifest(command))
+    folder.write_frames(steps, requests)
+    folder.write_summary(summary)
+    write_report(folder)
+    if reason := all_failed(recorder):
+        raise HarnessError(reason)
+    print_tables(comparison_tables(summary))
+    print(f"\n{folder.path}/report.md")
+    return folder
+
+
+class _Bars:
+    """One progress bar per strategy."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, object] = {}
+
+    def expect(self, names: list[str], total: int) -> None:
+        self._tasks = {name: self._progress.add_task(name, total=total) for name in names}
+
+    def tick(self, name: str) -> None:
+        self._progress.advance(self._tasks[name])  # type: ignore[arg-type]
+
+
+@contextmanager
+def _progress() -> Iterator[_Bars]:
+    columns = (
+        TextColumn("{task.description:>10}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        yield _Bars(progress)

@@ -1,0 +1,115 @@
+"""The run's configuration: one dataclass, composed by Hydra from ``configs/``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import strategies
+from harness.errors import ConfigError
+from harness.grammar.matcher import WHITESPACES
+from harness.loop import EngineConfig
+from harness.models.pair import PairConfig
+from harness.models.sampling import Sampling
+from harness.workloads.loaders import WorkloadConfig
+from strategies.base import Strategy
+
+
+@dataclass
+class GrammarConfig:
+    """Who compiles grammars, and how (config group ``grammar``).
+
+    Attributes:
+        engine: xgrammar or llguidance.
+        whitespace: between JSON tokens: ``compact``, ``minimal`` or ``free``, see ``Whitespace``.
+    """
+
+    engine: str = "xgrammar"
+    whitespace: str = "compact"
+
+    def __post_init__(self) -> None:
+        if self.whitespace not in WHITESPACES:
+            raise ConfigError(
+                f"grammar.whitespace: {self.whitespace!r} is none of {', '.join(WHITESPACES)}"
+            )
+
+
+@dataclass
+class Config:
+    """Everything that a run depends on.
+
+    Attributes:
+        strategy: the one to run; missing or empty = compare all of ``compare``.
+        compare: strategies of a comparison, in this order; empty = all.
+        options: by strategy, its own options dataclass.
+        name: of the run folder, after the date.
+        runs: folder that run folders are made in.
+        seed: of the run; each request derives its own.
+    """
+
+    strategy: str = MISSING
+    compare: list[str] = field(default_factory=list)
+    name: str = "run"
+    runs: str = "runs"
+    seed: int = 0
+    pair: PairConfig = MISSING
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    grammar: GrammarConfig = field(default_factory=GrammarConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    sampling: Sampling = field(default_factory=Sampling)
+    options: Any = field(default_factory=dict)
+
+
+def schema() -> DictConfig:
+    """The typed default config; every strategy's options are in it, so Hydra checks them."""
+    config = _structured(Config)
+    config.options = {
+        name: _structured(strategy.Options) for name, strategy in strategies.registry().items()
+    }
+    return config
+
+
+def typed(config: DictConfig) -> Config:
+    """The composed config as dataclasses, each of which checks itself.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+    try:
+        given = OmegaConf.to_container(config, resolve=True)
+        assert isinstance(given, dict)
+        if OmegaConf.is_missing(config, "strategy"):
+            given["strategy"] = ""
+        merged = OmegaConf.merge(_structured(Config), given)
+        value = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error).splitlines()[0]) from None
+    assert isinstance(value, Config)
+    return value
+
+
+def options_of(strategy: type[Strategy], config: Config) -> Any:
+    """The strategy's options dataclass, from ``config.options``.
+
+    Raises:
+        ConfigError: an option that the strategy does not have, or of another type.
+    """
+    given = config.options.get(strategy.name, {})
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(_structured(strategy.Options), given))
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"options.{strategy.name}: {reason}") from None
+
+
+def _structured(dataclass: type) -> DictConfig:
+    """A node of this type that can be composed, though its dataclasses be frozen."""
+    config = OmegaConf.structured(dataclass)
+    assert isinstance(config, DictConfig)
+    for node in (config, *(config._get_node(key) for key in config)):
+        if isinstance(node, DictConfig):
+            OmegaConf.set_readonly(node, None)
+    return config

@@ -1,0 +1,217 @@
+"""One run: a pair, a workload and some strategies in, a run folder out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence as SequenceOf
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+
+import strategies
+from harness.config import Config, options_of
+from harness.core import Finish, Request, RequestTrace, Sequence, StepTrace
+from harness.errors import ConfigError, RequestError
+from harness.grammar.matcher import TokenTable, Whitespace
+from harness.grammar.service import GrammarService, grammar_engine
+from harness.grammar.vocabulary import check_token_bytes, token_table
+from harness.loop import DecodeLoop, Times
+from harness.models.causal_lm import CausalLM
+from harness.models.drafters import ModelDrafter
+from harness.models.pair import Pair, load_pair
+from harness.results.record import Recorder
+from harness.text import Codec, HFCodec, canonical_share, output_text
+from harness.workloads.item import Item, to_request
+from harness.workloads.loaders import load
+from harness.workloads.validate import validate
+from strategies.base import Setup, Strategy
+
+Progress = Callable[[str], None]
+"""Called with a strategy's name whenever it has finished a request."""
+
+
+@dataclass(slots=True)
+class Judge:
+    """Turns what the loop saw into rows: an ``Observer`` for one strategy."""
+
+    strategy: str
+    engine: str
+    items: dict[str, Item]
+    table: TokenTable
+    codec: Codec
+    recorder: Recorder
+    progress: Progress
+
+    def step(self, trace: StepTrace) -> None:
+        """See ``Observer``."""
+        self.recorder.steps.append(trace)
+
+    def finished(self, sequence: Sequence, times: Times) -> None:
+        """See ``Observer``."""
+        item, ids = self.items[sequence.request.id], sequence.output_ids
+        trace = self.blank(item, sequence.request)
+        trace.output_tokens, trace.output_ids, trace.gaps = len(ids), list(ids), sequence.gaps
+        trace.text = output_text(self.table, ids)
+        trace.finish, trace.error = str(sequence.finish), sequence.error or ""
+        trace.complete = sequence.finish is Finish.STOP
+        trace.valid = validate(item, trace.text) if trace.complete else None
+        trace.compile_ms, trace.ttft_ms, trace.wall_ms = (
+            times.compile_ms,
+            times.ttft_ms,
+            times.wall_ms,
+        )
+        trace.tpot_ms = (times.wall_ms - times.ttft_ms) / max(1, len(ids) - 1)
+        trace.jump_tokens, trace.retokenized = sequence.jump_tokens, sequence.retokenized
+        trace.canonical_share = canonical_share(self.table, self.codec, ids)
+        self.recorder.requests.append(trace)
+        self.progress(self.strategy)
+
+    def refused(self, item: Item) -> None:
+        """An item that never became a request."""
+        trace = self.blank(item, None)
+        trace.finish, trace.error = str(Finish.FAILED), item.error
+        self.recorder.requests.append(trace)
+        self.progress(self.strategy)
+
+    def blank(self, item: Item, request: Request | None) -> RequestTrace:
+        """The columns that are known before anything runs."""
+        return RequestTrace(
+            strategy=self.strategy,
+            request=item.id,
+            kind=item.kind,
+            grammar=item.grammar.kind if item.grammar else "none",
+            engine=self.engine,
+            seed=request.seed if request else 0,
+            prompt_tokens=len(request.prompt_ids) if request else 0,
+        )
+
+
+class Run:
+    """Everything of a run that is loaded once: pair, grammars, requests, one loop per strategy.
+
+    Args:
+        config: what to run.
+        recorder: where the rows go.
+        progress: called as requests finish.
+
+    Raises:
+        HarnessError: something in the config cannot be served.
+    """
+
+    def __init__(self, config: Config, recorder: Recorder, progress: Progress) -> None:
+        self.config = config
+        classes = chosen(config)
+        if config.engine.threads:
+            torch.set_num_threads(config.engine.threads)
+        pair = load_pair(config.pair)
+        items = load(config.workload, pair.tokenizer)
+        self.table = token_table(pair.tokenizer, pair.stop_ids)
+        whitespace = cast(Whitespace, config.grammar.whitespace)
+        engine = grammar_engine(config.grammar.engine, self.table, whitespace)
+        check_token_bytes(engine, pair.tokenizer)
+        setup = Setup(
+            config.sampling, config.engine.draft_tokens, self.table, HFCodec(pair.tokenizer)
+        )
+        made = [each(options_of(each, config), setup) for each in classes]
+        self.items, self.requests = self._requests(items, pair)
+        self._check_context(pair, made)
+        target, drafter = self._models(pair, made)
+        service = GrammarService(engine)
+        by_id = {item.id: item for item in self.items}
+        self.judges = {
+            each.name: Judge(
+                each.name, engine.name, by_id, self.table, setup.codec, recorder, progress
+            )
+            for each in made
+        }
+        self.loops = [
+            DecodeLoop(target, drafter, each, service, config.engine, self.judges[each.name])
+            for each in made
+        ]
+
+    def go(self) -> None:
+        """Decode everything, strategies in turn: a few requests each, so that drift of the
+        machine hits all alike."""
+        for judge in self.judges.values():
+            for item in self.items:
+                if item.error:
+                    judge.refused(item)
+        for requests in self._turns():
+            for loop in self.loops:
+                loop.run(requests)
+
+    def _turns(self) -> Iterator[SequenceOf[Request]]:
+        """Slices of the workload: as many requests as there are slots; alone, all at once."""
+        size = self.config.engine.slots if len(self.loops) > 1 else max(1, len(self.requests))
+        for start in range(0, len(self.requests), size):
+            yield self.requests[start : start + size]
+
+    def _requests(self, items: SequenceOf[Item], pair: Pair) -> tuple[list[Item], list[Request]]:
+        """All items, and the requests of those that can be served; the others get an error."""
+        kept, requests = [], []
+        bound, seed = self.config.workload.max_new_tokens, self.config.seed
+        for item in items:
+            refused = item.error
+            try:
+                if not refused:
+                    requests.append(to_request(item, pair.tokenizer, bound, seed))
+            except RequestError as error:
+                refused = str(error)
+            kept.append(replace(item, error=refused))
+        return kept, requests
+
+    def _check_context(self, pair: Pair, made: SequenceOf[Strategy]) -> None:
+        """Size the caches: what the workload needs, within what the models can.
+
+        Raises:
+            ConfigError: not one request fits.
+        """
+        self.reserve = max(each.reserve for each in made)
+        needed = [len(r.prompt_ids) + r.max_new_tokens + self.reserve for r in self.requests]
+        context = min(
+            model.config.get_text_config(decoder=True).max_position_embeddings
+            for model in (pair.target, pair.draft)
+            if model is not None
+        )
+        limit = self.config.engine.max_length or context
+        if limit > context:
+            raise ConfigError(
+                f"engine.max_length: {limit} exceeds the models' context of {context}; lower it"
+            )
+        if self.reserve >= limit:
+            raise ConfigError(
+                f"engine.draft_tokens: {self.config.engine.draft_tokens} drafts do not fit the "
+                f"context of {limit}; draft fewer"
+            )
+        self.max_length = min(limit, max(needed, default=1))
+
+    def _models(
+        self, pair: Pair, made: SequenceOf[Strategy]
+    ) -> tuple[CausalLM, ModelDrafter | None]:
+        """The two models over caches of the workload's size."""
+        size = (pair.vocab_size, self.config.engine.slots, self.max_length)
+        target = CausalLM(pair.target, *size)
+        if pair.draft is None or not any(each.uses_draft for each in made):
+            return target, None
+        return target, ModelDrafter(CausalLM(pair.draft, *size), self.config.engine.draft_tokens)
+
+
+def chosen(config: Config) -> list[type[Strategy]]:
+    """The strategy that was asked for, or those to compare.
+
+    Raises:
+        ConfigError: one is unknown.
+    """
+    if config.strategy:
+        return [strategies.find(config.strategy)]
+    if config.compare:
+        return [strategies.find(name) for name in config.compare]
+    return list(strategies.registry().values())
+
+
+def all_failed(recorder: Recorder) -> str | None:
+    """The first reason, if not one request could be served."""
+    requests = recorder.requests
+    if requests and all(trace.error for trace in requests):
+        return requests[0].error
+    return None if requests else "workload: it has no items; choose another or raise its limits"

@@ -1,0 +1,203 @@
+"""The command line on a pair of the user's own: run folders, sweeps, and one-line errors."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import strategies
+from harness.cli import main
+from harness.results.schema import METRICS
+from tests.tiny_pair import save_pair
+
+ITEMS = [
+    {"id": "digits", "prompt": "A number?", "regex": "[0-9]{2,4}"},
+    {"id": "yes", "prompt": "Yes or no?", "choice": ["yes", "no"]},
+    {"id": "free", "prompt": "Say something."},
+    {
+        "id": "object",
+        "prompt": "A pet?",
+        "json_schema": {
+            "type": "object",
+            "properties": {"cat": {"type": "boolean"}, "age": {"enum": [1, 2, 10]}},
+            "required": ["cat", "age"],
+            "additionalProperties": False,
+        },
+    },
+]
+
+Invoke = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return save_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture
+def invoke(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., list[Path]]:
+    """Run ``python -m harness`` with the tiny pair in this process; returns the run folders."""
+    (tmp_path / "items.jsonl").write_text("\n".join(map(json.dumps, ITEMS)))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> list[Path]:
+        base = {
+            "pair.target": str(pair[0]),
+            "pair.draft": str(pair[1]),
+            "workload": "file",
+            "workload.path": str(tmp_path / "items.jsonl"),
+            "workload.max_new_tokens": "20",
+        }
+        given = {argument.split("=")[0] for argument in arguments}
+        defaults = [f"{key}={value}" for key, value in base.items() if key not in given]
+        monkeypatch.setattr(sys, "argv", ["harness", *arguments, *defaults])
+        main()
+        return sorted((tmp_path / "runs").iterdir())
+
+    return run
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    assert summary["schema_version"] == 1
+    strategies_: dict[str, Any] = summary["strategies"]
+    return strategies_
+
+
+def test_a_comparison_runs_every_strategy_and_explains_itself(
+    invoke: Callable[..., list[Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder,) = invoke()
+    names = set(strategies.registry())
+    summary = summary_of(folder)
+    assert set(summary) == names
+    assert all(set(METRICS) <= set(metrics) for metrics in summary.values())
+    assert {path.name for path in folder.iterdir()} == {
+        "config.yaml",
+        "manifest.json",
+        "report.md",
+        "requests.parquet",
+        "steps.parquet",
+        "summary.json",
+    }
+    requests = pd.read_parquet(folder / "requests.parquet")
+    assert len(requests) == len(names) * len(ITEMS)
+    assert not requests.error.any()
+    lossless = requests[~requests.strategy.isin(["unguided", "sglang"])]
+    assert lossless.identical.all()
+    constrained = requests[(requests.strategy != "unguided") & requests.complete]
+    assert constrained.valid.dropna().all()
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in names)
+
+
+def test_one_strategy_runs_alone(invoke: Callable[..., list[Path]]) -> None:
+    (folder,) = invoke("+strategy=trtllm", "grammar=llguidance", "sampling=temperature")
+    assert list(summary_of(folder)) == ["trtllm"]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["command"]
+
+
+def test_a_sweep_runs_each_combination(invoke: Callable[..., list[Path]]) -> None:
+    folders = invoke("-m", "+strategy=vllm,trtllm", "grammar=xgrammar,llguidance")
+    assert len(folders) == 4
+    assert sorted(name for folder in folders for name in summary_of(folder)) == [
+        "trtllm",
+        "trtllm",
+        "vllm",
+        "vllm",
+    ]
+
+
+def test_an_option_of_a_strategy_changes_what_it_does(invoke: Callable[..., list[Path]]) -> None:
+    (folder,) = invoke("+strategy=vllm", "options.vllm.asynchronous=true")
+    steps = pd.read_parquet(folder / "steps.parquet")
+    assert any(-1 in drafts for drafts in steps.draft_ids)
+
+
+def test_a_bad_item_fails_alone_with_its_reason(
+    invoke: Callable[..., list[Path]], tmp_path: Path
+) -> None:
+    bad = [
+        {"id": "schema", "prompt": "?", "json_schema": {"type": "objekt"}},
+        {"id": "empty", "prompt": "?", "choice": []},
+        {"id": "blank", "prompt": "?", "ebnf": "  "},
+        {"id": "nul", "prompt": "?", "regex": "a\u0000"},
+        {"id": "long", "prompt": "x" * 600, "regex": "a"},
+        {"id": "syntax", "prompt": "?", "regex": "(a"},
+    ]
+    (tmp_path / "mixed.jsonl").write_text("\n".join(map(json.dumps, [*bad, *ITEMS])))
+    (folder,) = invoke("+strategy=vllm", f"workload.path={tmp_path / 'mixed.jsonl'}")
+    requests = pd.read_parquet(folder / "requests.parquet").set_index("request")
+    assert len(requests) == len(bad) + len(ITEMS)
+    assert all(requests.loc[item["id"]].error for item in bad)
+    assert all(requests.loc[item["id"]].finish == "failed" for item in bad)
+    assert not any(requests.loc[item["id"]].error for item in ITEMS)
+    assert "engine.max_length" in requests.loc["long"].error
+
+
+BAD_INPUT = {
+    "strategy": (["+strategy=vlm"], ["strategy", "trtllm"]),
+    "strategy of the user's": (["+strategy=nowhere:Nothing"], ["strategy", "nowhere"]),
+    "group option": (["grammar=outline"], ["grammar/outline", "xgrammar"]),
+    "unknown key": (["engine.slot=3"], ["slot"]),
+    "type": (["engine.slots=many"], ["slots"]),
+    "slots": (["engine.slots=0"], ["engine.slots"]),
+    "no drafts": (["engine.draft_tokens=0"], ["engine.draft_tokens"]),
+    "more drafts than context": (["engine.draft_tokens=600"], ["engine.draft_tokens"]),
+    "context": (["engine.max_length=100000"], ["engine.max_length"]),
+    "whitespace": (["grammar.whitespace=some"], ["grammar.whitespace"]),
+    "strategy option": (["+strategy=vllm", "options.vllm.n_min=1"], ["n_min"]),
+    "strategy option's value": (
+        ["+strategy=llamacpp", "options.llamacpp.p_min=2"],
+        ["options.llamacpp.p_min"],
+    ),
+    "target folder": (["pair.target=/nowhere"], ["pair.target"]),
+    "no draft": (["+strategy=vllm", "pair.draft=null"], ["pair.draft"]),
+    "device": (["pair.device=tpu"], ["pair.device"]),
+    "workload file": (["workload.path=/nowhere.jsonl"], ["workload.path"]),
+    "temperature": (["sampling.temperature=-1"], ["sampling.temperature"]),
+    "run folder": (["runs=/proc/runs"], ["/proc/runs"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_is_one_line_and_exit_status_2(
+    case: str, invoke: Callable[..., list[Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, words = BAD_INPUT[case]
+    with pytest.raises(SystemExit) as exit_:
+        invoke(*arguments)
+    assert exit_.value.code == 2
+    printed = capsys.readouterr()
+    lines = [line for line in printed.err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert "Traceback" not in printed.err
+    assert all(word in lines[0] for word in words), lines[0]
+
+
+def test_pairs_of_different_vocabularies_are_refused_with_the_first_difference(
+    invoke: Callable[..., list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, draft = save_pair(tmp_path / "unlike", draft_words=("the",))
+    with pytest.raises(SystemExit):
+        invoke(f"pair.target={target}", f"pair.draft={draft}")
+    assert "token 256 is 'the'" in capsys.readouterr().err
+
+
+def test_a_workload_of_which_nothing_can_be_served_is_an_error(
+    invoke: Callable[..., list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.jsonl").write_text(json.dumps({"id": "a", "prompt": "x" * 600}))
+    with pytest.raises(SystemExit) as exit_:
+        invoke("+strategy=plain", f"workload.path={tmp_path / 'bad.jsonl'}")
+    assert exit_.value.code == 2
+    assert "exceed the context" in capsys.readouterr().err
