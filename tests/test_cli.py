@@ -52,6 +52,7 @@ def invoke(
         base = {
             "pair.target": str(pair[0]),
             "pair.draft": str(pair[1]),
+            "pair.device": "cpu",
             "workload": "file",
             "workload.path": str(tmp_path / "items.jsonl"),
             "workload.max_new_tokens": "20",
