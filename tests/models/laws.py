@@ -40,7 +40,8 @@ def cells(breaks: dict[int, Iterable[float]]) -> list[Draw]:
     """
     intervals = []
     for points in breaks.values():
-        edges = sorted({0.0, 1.0, *(float(x) for x in points if 0 < x < 1)})
+        # A sum of probabilities that misses 1 in its last bits is no break before 1.
+        edges = sorted({0.0, 1.0, *(float(x) for x in points if 0 < x < 1 - 1e-12)})
         intervals.append(list(pairwise(edges)))
     return [Draw(cell, list(breaks)) for cell in product(*intervals)]
 
