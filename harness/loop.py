@@ -47,14 +47,21 @@ class EngineConfig:
         max_length: tokens a slot holds: prompt, output and drafts. 0 = what the workload needs,
             at most what the models can.
         threads: CPU threads of torch; 0 = its own choice.
+        mode: ``eager``, ``graphs`` (static shapes, as CUDA graphs on CUDA), or ``auto``: graphs
+            on CUDA, eager elsewhere.
+        compile: torch.compile below the graphs.
     """
 
     slots: int = 8
     draft_tokens: int = 4
     max_length: int = 0
     threads: int = 0
+    mode: str = "auto"
+    compile: bool = False
 
     def __post_init__(self) -> None:
+        if self.mode not in ("auto", "eager", "graphs"):
+            raise ConfigError(f"engine.mode: {self.mode!r} is none of auto, eager, graphs")
         for name, least in (("slots", 1), ("draft_tokens", 1), ("max_length", 0), ("threads", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"engine.{name}: {getattr(self, name)} is below {least}")

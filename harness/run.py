@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
+from transformers import PreTrainedModel
 
 import strategies
 from harness.config import Config, options_of
@@ -18,6 +19,8 @@ from harness.grammar.vocabulary import check_token_bytes, token_table
 from harness.loop import DecodeLoop, Times
 from harness.models.causal_lm import CausalLM
 from harness.models.drafters import ModelDrafter
+from harness.models.graphs import StaticLM
+from harness.models.language_model import LanguageModel
 from harness.models.pair import Pair, load_pair
 from harness.results.record import Recorder
 from harness.text import Codec, HFCodec, canonical_share, output_text
@@ -187,13 +190,20 @@ class Run:
 
     def _models(
         self, pair: Pair, made: SequenceOf[Strategy]
-    ) -> tuple[CausalLM, ModelDrafter | None]:
+    ) -> tuple[LanguageModel, ModelDrafter | None]:
         """The two models over caches of the workload's size."""
-        size = (pair.vocab_size, self.config.engine.slots, self.max_length)
-        target = CausalLM(pair.target, *size)
+        target = self._engine(pair, pair.target)
         if pair.draft is None or not any(each.uses_draft for each in made):
             return target, None
-        return target, ModelDrafter(CausalLM(pair.draft, *size), self.config.engine.draft_tokens)
+        return target, ModelDrafter(self._engine(pair, pair.draft), self.config.engine.draft_tokens)
+
+    def _engine(self, pair: Pair, model: PreTrainedModel) -> LanguageModel:
+        """A model as ``engine.mode`` wants it."""
+        engine = self.config.engine
+        eager = CausalLM(model, pair.vocab_size, engine.slots, self.max_length)
+        if engine.mode == "graphs" or (engine.mode == "auto" and eager.device.type == "cuda"):
+            return StaticLM(eager, self.reserve, engine.compile)
+        return eager
 
 
 def chosen(config: Config) -> list[type[Strategy]]:

@@ -107,6 +107,17 @@ def test_one_strategy_runs_alone(invoke: Callable[..., list[Path]]) -> None:
     assert manifest["command"]
 
 
+def test_static_shapes_give_the_tokens_of_the_eager_engine(
+    invoke: Callable[..., list[Path]],
+) -> None:
+    invoke("engine=eager", "name=eager")
+    eager, static = (
+        pd.read_parquet(folder / "requests.parquet")
+        for folder in invoke("engine.mode=graphs", "name=static")
+    )
+    assert [list(ids) for ids in eager.output_ids] == [list(ids) for ids in static.output_ids]
+
+
 def test_a_sweep_runs_each_combination(invoke: Callable[..., list[Path]]) -> None:
     folders = invoke("-m", "+strategy=vllm,trtllm", "grammar=xgrammar,llguidance")
     assert len(folders) == 4
@@ -155,6 +166,7 @@ BAD_INPUT = {
     "no drafts": (["engine.draft_tokens=0"], ["engine.draft_tokens"]),
     "more drafts than context": (["engine.draft_tokens=600"], ["engine.draft_tokens"]),
     "context": (["engine.max_length=100000"], ["engine.max_length"]),
+    "engine": (["engine.mode=fast"], ["engine.mode"]),
     "whitespace": (["grammar.whitespace=some"], ["grammar.whitespace"]),
     "strategy option": (["+strategy=vllm", "options.vllm.n_min=1"], ["n_min"]),
     "strategy option's value": (

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from harness.models import attention
@@ -19,53 +20,62 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Layout:
-    """The tensors of one forward, on the CPU.
+    """The tensors of one forward, on the CPU. Rows end together: padding stands on the left.
 
     Attributes:
-        tokens: ``[B, T]``, right-padded with 0.
+        tokens: ``[B, T]``, padded with 0.
         positions: ``[B, T]``, for the position encoding; a tree node has its depth.
         cells: ``[B, T]``, where keys and values go; ``max_length`` for padding.
         visible: bool ``[B, T, span]``, which cells each token attends to.
-        span: number of cells that any token attends to.
-        wanted: the ``(row, column)`` of each token whose logits are wanted.
+        kept: trailing columns that hold every wanted row of logits.
+        picked: indices of the wanted rows in the flattened ``[B, kept]``.
     """
 
     tokens: torch.Tensor
     positions: torch.Tensor
     cells: torch.Tensor
     visible: torch.Tensor
-    span: int
-    wanted: tuple[list[int], list[int]]
+    kept: int
+    picked: list[int]
 
 
 def lay_out(inputs: Sequence[RowInput], max_length: int) -> Layout:
     """Pad ragged inputs into one batch; chains are causal, trees see their own ancestors only."""
     width = max(len(row.tokens) for row in inputs)
     span = max(row.start + len(row.tokens) for row in inputs)
+    kept = max(row.logits for row in inputs)
     shape = (len(inputs), width)
-    tokens = torch.zeros(shape, dtype=torch.long)
-    cells = torch.full(shape, max_length, dtype=torch.long)
-    positions = torch.zeros(shape, dtype=torch.long)
-    wanted: tuple[list[int], list[int]] = ([], [])
+    tokens = np.zeros(shape, dtype=np.int64)
+    cells = np.full(shape, max_length, dtype=np.int64)
+    picked: list[int] = []
     for b, row in enumerate(inputs):
         n = len(row.tokens)
-        tokens[b, :n] = torch.tensor(row.tokens)
-        cells[b, :n] = torch.arange(row.start, row.start + n)
-        wanted[0].extend([b] * row.logits)
-        wanted[1].extend(range(n - row.logits, n))
-    positions.copy_(cells.where(cells < max_length, 0))
-    visible = torch.arange(span) <= positions[:, :, None]  # padding sees cell 0: no NaN
+        tokens[b, width - n :] = row.tokens
+        cells[b, width - n :] = range(row.start, row.start + n)
+        picked.extend(range((b + 1) * kept - row.logits, (b + 1) * kept))
+    positions = torch.from_numpy(np.where(cells < max_length, cells, 0))
+    visible = see_causally(positions, span)
     for b, row in enumerate(inputs):
         if row.parents is not None:
             _plant(row, visible[b], positions[b])
-    return Layout(tokens, positions, cells, visible, span, wanted)
+    return Layout(
+        torch.from_numpy(tokens), positions, torch.from_numpy(cells), visible, kept, picked
+    )
+
+
+def see_causally(positions: torch.Tensor, span: int) -> torch.Tensor:
+    """Bool ``[B, T, span]``: each token sees its own cell and those before it.
+
+    Padding has position 0 and sees cell 0: no row of the attention is empty, none is NaN.
+    """
+    return torch.arange(span, device=positions.device) <= positions[:, :, None]
 
 
 def _plant(row: RowInput, visible: torch.Tensor, positions: torch.Tensor) -> None:
     """Rewrite the last ``len(parents)`` tokens of a row from a chain to a tree."""
     parents = row.parents or []
-    first = len(row.tokens) - len(parents)  # column of node 0
-    cell = row.start + first
+    first = len(positions) - len(parents)  # column of node 0
+    cell = row.start + len(row.tokens) - len(parents)
     for node, parent in enumerate(parents):
         above = first + parent if parent >= 0 else first - 1
         visible[first + node, cell:] = visible[above, cell:]
@@ -108,18 +118,15 @@ class CausalLM:
         """See ``LanguageModel.forward``."""
         layout = lay_out(inputs, self.max_length)
         slots = [row.slot for row in inputs]
-        rows, columns = layout.wanted
-        kept = sorted(set(columns))
-        at = {column: index for index, column in enumerate(kept)}
         logits = self.compute(
             layout.tokens.to(self.device),
             layout.positions.to(self.device),
             layout.cells.to(self.device),
             layout.visible.to(self.device),
             _rows(slots, self.device),
-            torch.tensor(kept, device=self.device),
+            layout.kept,
         )
-        return logits[rows, [at[column] for column in columns]].float()
+        return logits.flatten(0, 1)[layout.picked].float()
 
     def compute(
         self,
@@ -128,7 +135,7 @@ class CausalLM:
         cells: torch.Tensor,
         visible: torch.Tensor,
         rows: slice | torch.Tensor,
-        kept: torch.Tensor | None = None,
+        kept: int,
     ) -> torch.Tensor:
         """The forward itself, on device tensors; nothing here waits for the device.
 
@@ -136,10 +143,10 @@ class CausalLM:
             tokens, positions, cells: ``[B, T]``, see ``Layout``.
             visible: bool ``[B, T, span]``.
             rows: the cache row of each batch row; a slice where they are consecutive.
-            kept: columns that want logits; None = all.
+            kept: trailing columns that want logits.
 
         Returns:
-            ``[B, len(kept), vocab]`` in the model's dtype.
+            ``[B, kept, vocab]`` in the model's dtype.
         """
         aim = self.cache.aim
         aim.view, aim.cells, aim.span = rows, cells, visible.shape[-1]
@@ -154,7 +161,7 @@ class CausalLM:
             attention_mask=attention.additive_mask(visible, self._groups, self.model.dtype),
             position_ids=positions,
             use_cache=True,
-            logits_to_keep=0 if kept is None else kept,
+            logits_to_keep=kept,
             **{self._cache_argument: self.cache},
         ).logits
         return logits[..., : self.vocab_size]

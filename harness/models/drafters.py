@@ -8,6 +8,7 @@ import torch
 
 from harness.core import Proposal, Sequence, longest_common_prefix
 from harness.models.draws import draft_uniforms
+from harness.models.graphs import StaticLM
 from harness.models.language_model import LanguageModel, RowInput
 from harness.models.sampling import Sampling, probabilities, sample
 
@@ -167,9 +168,7 @@ class ModelDrafter:
     ) -> DraftChain:
         """A draft loop of at most K tokens, or ``limit``; one of the remaining tokens is left
         to the target's own, so no draft stands past the length limit (L11)."""
-        most = self.draft_tokens if limit is None else min(limit, self.draft_tokens)
-        limits = [max(0, min(most, sequence.remaining - 1)) for sequence in sequences]
-        return DraftChain(self.model, sequences, limits, sampling, width)
+        return DraftChain(self.model, sequences, self._limits(sequences, limit), sampling, width)
 
     def free(
         self,
@@ -180,10 +179,41 @@ class ModelDrafter:
         stop: StopRule | None = None,
     ) -> list[Proposal]:
         """Draft without a grammar."""
+        if sampling is None and width == 1 and stop is None and isinstance(self.model, StaticLM):
+            proposals = self._replay(self.model, sequences, limit)
+            if proposals is not None:
+                return proposals
         chain = self.chain(sequences, sampling, width, limit)
         while chain.active:
             chain.extend(chain.forward(), stop)
         return chain.proposals()
+
+    def _limits(self, sequences: SequenceOf[Sequence], limit: int | None) -> list[int]:
+        most = self.draft_tokens if limit is None else min(limit, self.draft_tokens)
+        return [max(0, min(most, sequence.remaining - 1)) for sequence in sequences]
+
+    def _replay(
+        self, model: StaticLM, sequences: SequenceOf[Sequence], limit: int | None
+    ) -> list[Proposal] | None:
+        """All draft steps of the argmax chain in one go; None where that cannot be."""
+        limits = self._limits(sequences, limit)
+        drafting = [each for each, most in zip(sequences, limits, strict=True) if most]
+        proposals = [Proposal() for _ in sequences]
+        if not drafting:
+            return proposals
+        k = max(limits)
+        chains = model.greedy_chain(
+            [RowInput(each.slot, each.draft_length, each.draft_pending) for each in drafting], k
+        )
+        if chains is None:
+            return None
+        by_slot = {each.slot: chain for each, chain in zip(drafting, chains, strict=True)}
+        for index, (sequence, most) in enumerate(zip(sequences, limits, strict=True)):
+            if most:
+                chain = by_slot[sequence.slot]
+                sequence.draft_length, sequence.draft_ahead = sequence.length, chain[:-1]
+                proposals[index] = Proposal(chain[:most], draft_forwards=k)
+        return proposals
 
 
 def settle(sequence: Sequence, emitted: SequenceOf[int]) -> None:

@@ -44,7 +44,8 @@ class RaggedLayer:
         aim = self._aim
         self.keys[aim.rows, :, aim.cells] = keys.transpose(1, 2)
         self.values[aim.rows, :, aim.cells] = values.transpose(1, 2)
-        return self.keys[aim.view, :, : aim.span], self.values[aim.view, :, : aim.span]
+        # The span first: rows that are not consecutive are copied.
+        return self.keys[:, :, : aim.span][aim.view], self.values[:, :, : aim.span][aim.view]
 
     def move(self, slot: int, source: Sequence[int], start: int) -> None:
         """Copy the cells ``source`` of a row to ``start``, ``start + 1``, …"""

@@ -114,7 +114,8 @@ def test_the_cache_argument_is_the_one_the_model_has(llama: LlamaForCausalLM) ->
 
 def test_padding_goes_to_the_scratch_cell_and_sees_something() -> None:
     layout = lay_out([RowInput(0, 5, [1, 2, 3], logits=2), RowInput(1, 0, [4])], max_length=9)
-    assert layout.cells.tolist() == [[5, 6, 7], [0, 9, 9]]
-    assert layout.span == 8
+    assert layout.cells.tolist() == [[5, 6, 7], [9, 9, 0]]
+    assert layout.visible.shape == (2, 3, 8)
     assert layout.visible.any(-1).all()
-    assert layout.wanted == ([0, 0, 1], [1, 2, 0])
+    assert layout.kept == 2
+    assert layout.picked == [0, 1, 3]
