@@ -79,7 +79,7 @@ def execute(config: Config, yaml: str, command: list[str]) -> RunFolder:
     for loop in run.loops:
         if own := loop.strategy.statistics():
             summary[loop.strategy.name]["own"] = own
-    folder.write_manifest(manifest(command))
+    folder.write_manifest({**manifest(command), "engine": run.facts()})
     folder.write_frames(steps, requests)
     folder.write_summary(summary)
     write_report(folder)

@@ -46,6 +46,8 @@ class EngineConfig:
         draft_tokens: K, the most drafts per step.
         max_length: tokens a slot holds: prompt, output and drafts. 0 = what the workload needs,
             at most what the models can.
+        turn: requests that a strategy decodes before the next one's turn in a comparison; 0 = as
+            many as there are slots.
         threads: CPU threads of torch; 0 = its own choice.
         mode: ``eager``, ``graphs`` (static shapes, as CUDA graphs on CUDA), or ``auto``: graphs
             on CUDA, eager elsewhere.
@@ -55,6 +57,7 @@ class EngineConfig:
     slots: int = 8
     draft_tokens: int = 4
     max_length: int = 0
+    turn: int = 0
     threads: int = 0
     mode: str = "auto"
     compile: bool = False
@@ -62,9 +65,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.mode not in ("auto", "eager", "graphs"):
             raise ConfigError(f"engine.mode: {self.mode!r} is none of auto, eager, graphs")
-        for name, least in (("slots", 1), ("draft_tokens", 1), ("max_length", 0), ("threads", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"engine.{name}: {getattr(self, name)} is below {least}")
+        least = {"slots": 1, "draft_tokens": 1, "max_length": 0, "turn": 0, "threads": 0}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise ConfigError(f"engine.{name}: {getattr(self, name)} is below {bound}")
 
 
 class Observer(Protocol):
@@ -96,6 +100,7 @@ class DecodeLoop:
         grammars: compiles specs.
         config: slots and draft length.
         observer: gets every trace.
+        clock: shared with the models, so that their captures are not taken for work.
 
     Attributes:
         running: the sequences that are in a slot.
@@ -109,13 +114,14 @@ class DecodeLoop:
         grammars: GrammarService,
         config: EngineConfig,
         observer: Observer,
+        clock: Clock,
     ) -> None:
         if strategy.uses_draft and drafter is None:
             raise ConfigError(f"pair.draft: strategy {strategy.name} drafts; name a draft model")
         self.target, self.strategy, self.grammars = target, strategy, grammars
         self.drafter = drafter if strategy.uses_draft else None
         self.config, self.observer = config, observer
-        self.clock = Clock()
+        self.clock = clock
         vocab_size = target.vocab_size
         self._masks = MaskBuffer(config.slots, strategy.reserve, vocab_size, target.device)
         self._draft_masks = MaskBuffer(config.slots, 1, vocab_size, target.device)
@@ -276,6 +282,7 @@ class DecodeLoop:
     def _record(self, step: Step, before: SequenceOf[Ledger], hidden_us: float) -> None:
         """Audit the ledgers and write one trace per sequence."""
         times = self.clock.take()
+        times.pop("capture", None)
         share = 1 / len(step.sequences)
         grammar_us = times.get("grammar", 0.0)
         spent = {

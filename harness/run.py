@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence as SequenceOf
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
 
 import strategies
+from harness.clock import Clock
 from harness.config import Config, options_of
 from harness.core import Finish, Request, RequestTrace, Sequence, StepTrace
 from harness.errors import ConfigError, RequestError
@@ -103,6 +104,7 @@ class Run:
 
     def __init__(self, config: Config, recorder: Recorder, progress: Progress) -> None:
         self.config = config
+        self.clock = Clock()
         classes = chosen(config)
         if config.engine.threads:
             torch.set_num_threads(config.engine.threads)
@@ -118,7 +120,7 @@ class Run:
         made = [each(options_of(each, config), setup) for each in classes]
         self.items, self.requests = self._requests(items, pair)
         self._check_context(pair, made)
-        target, drafter = self._models(pair, made)
+        target, self.drafter = self._models(pair, made)
         service = GrammarService(engine)
         by_id = {item.id: item for item in self.items}
         self.judges = {
@@ -128,7 +130,15 @@ class Run:
             for each in made
         }
         self.loops = [
-            DecodeLoop(target, drafter, each, service, config.engine, self.judges[each.name])
+            DecodeLoop(
+                target,
+                self.drafter,
+                each,
+                service,
+                config.engine,
+                self.judges[each.name],
+                self.clock,
+            )
             for each in made
         ]
 
@@ -143,9 +153,22 @@ class Run:
             for loop in self.loops:
                 loop.run(requests)
 
+    def facts(self) -> dict[str, Any]:
+        """What the engine did besides decoding: captured graphs, their time, the peak memory."""
+        models = [self.loops[0].target, *([self.drafter.model] if self.drafter else [])]
+        static = [model for model in models if isinstance(model, StaticLM)]
+        cuda = models[0].device.type == "cuda"
+        return {
+            "device": str(models[0].device),
+            "static_shapes": sum(model.graphs for model in static),
+            "capture_s": sum(model.capture_s for model in static),
+            "peak_memory_mib": torch.cuda.max_memory_allocated() / 2**20 if cuda else None,
+        }
+
     def _turns(self) -> Iterator[SequenceOf[Request]]:
-        """Slices of the workload: as many requests as there are slots; alone, all at once."""
-        size = self.config.engine.slots if len(self.loops) > 1 else max(1, len(self.requests))
+        """Slices of the workload, ``engine.turn`` requests each; alone, all at once."""
+        engine = self.config.engine
+        size = (engine.turn or engine.slots) if len(self.loops) > 1 else max(1, len(self.requests))
         for start in range(0, len(self.requests), size):
             yield self.requests[start : start + size]
 
@@ -202,7 +225,7 @@ class Run:
         engine = self.config.engine
         eager = CausalLM(model, pair.vocab_size, engine.slots, self.max_length)
         if engine.mode == "graphs" or (engine.mode == "auto" and eager.device.type == "cuda"):
-            return StaticLM(eager, self.reserve, engine.compile)
+            return StaticLM(eager, self.reserve, self.clock, engine.compile)
         return eager
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 import strategies
+from harness.clock import Clock
 from harness.core import Finish, Request, RequestTrace, Sequence, StepTrace
 from harness.grammar.matcher import GrammarEngine, TokenTable
 from harness.grammar.service import GrammarService, grammar_engine
@@ -190,6 +191,7 @@ class Toy:
             GrammarService(self.grammar_engine()),
             EngineConfig(slots=self.slots, draft_tokens=self.draft_tokens),
             watch,
+            Clock(),
         )
         return watch, loop
 

@@ -11,6 +11,10 @@ from transformers import AttentionInterface
 from harness.models.ragged_cache import RaggedLayer
 
 NAME = "ragged"
+NARROW = 8
+"""Tokens per row up to which scores are computed as they are: a decode step. The fused kernels
+walk the cells one block after the other; for few queries two matrix products are faster (on an
+H200 7.5 instead of 19 µs a layer, five tokens over 1,024 cells)."""
 
 
 def ragged_attention(
@@ -41,9 +45,14 @@ def ragged_attention(
     grouped = query.reshape(batch, key.shape[1], -1, size)
     layer: RaggedLayer = module.ragged_layer  # type: ignore[assignment]
     keys, values = layer.store(key, value)  # [B, kv_heads, S, D]
-    out = F.scaled_dot_product_attention(
-        grouped, keys, values, attn_mask=attention_mask, scale=scaling
-    )
+    if query.is_cuda and width <= NARROW:
+        scale = size**-0.5 if scaling is None else scaling
+        scores = grouped @ keys.transpose(-1, -2) * scale + attention_mask
+        out = scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values
+    else:
+        out = F.scaled_dot_product_attention(
+            grouped, keys, values, attn_mask=attention_mask, scale=scaling
+        )
     return out.view(batch, heads, width, size).transpose(1, 2).contiguous(), None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from harness.models.language_model import RowInput
 
-SHORTEST_SPAN = 256
+SHORTEST_SPAN = 512
 """Cells that the smallest graph attends to; below, a longer span costs next to nothing."""
 NARROWEST_PREFILL = 128
 

@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from time import perf_counter
 
 import torch
 
+from harness.clock import Clock
 from harness.models.buckets import Bucket, Buckets
 from harness.models.causal_lm import CausalLM, see_causally
 from harness.models.language_model import RowInput
 
 WARM_UPS = 2
 """Runs before a capture: they allocate, choose kernels and compile."""
-
-
-@dataclass(slots=True)
-class CaptureReport:
-    """What graphs cost so far.
-
-    Attributes:
-        graphs: number of captured graphs.
-        seconds: time to warm up, compile and capture them.
-    """
-
-    graphs: int = 0
-    seconds: float = 0.0
 
 
 class StaticLM:
@@ -39,19 +25,27 @@ class StaticLM:
     Args:
         model: the model and its cache.
         decode_width: most tokens that a decode step feeds per row.
+        clock: takes the time of captures out of the step that needs them, as ``capture``.
         compile: run torch.compile on the decoder layers first.
+
+    Attributes:
+        graphs: captured shapes so far.
+        capture_s: time to warm up, compile and capture them, s.
     """
 
-    def __init__(self, model: CausalLM, decode_width: int, compile: bool = False) -> None:
+    def __init__(
+        self, model: CausalLM, decode_width: int, clock: Clock, compile: bool = False
+    ) -> None:
         self.model = model
         self.vocab_size, self.device = model.vocab_size, model.device
         self.max_length = model.max_length
         self.buckets = Buckets(model.slots, model.max_length, decode_width)
-        self.report = CaptureReport()
+        self.graphs, self.capture_s = 0, 0.0
+        self._clock = clock
         self._forwards: dict[Bucket, Forward] = {}
         self._chains: dict[tuple[Bucket, int], Chain] = {}
         if compile:
-            compile_layers(model.model)
+            compile_layers(model.model, one_row=model.slots == 1)
 
     @torch.inference_mode()
     def forward(self, inputs: Sequence[RowInput]) -> torch.Tensor:
@@ -98,10 +92,10 @@ class StaticLM:
         self.model.keep_path(slot, start, path)
 
     def _record(self, station: Station) -> None:
-        start = perf_counter()
-        station.record()
-        self.report.graphs += 1
-        self.report.seconds += perf_counter() - start
+        with self._clock.span("capture") as span:
+            station.record()
+        self.graphs += 1
+        self.capture_s += span.us / 1e6
 
 
 class Station:
@@ -147,6 +141,12 @@ class Station:
         """Warm up on scratch cells, then capture; without CUDA the body is run directly."""
         if self._model.device.type != "cuda":
             return
+        # Prefills come in many shapes and keep the device busy: not worth a compilation.
+        stance = "force_eager" if self.bucket.gathered else "default"
+        with torch.compiler.set_stance(stance):
+            self._capture()
+
+    def _capture(self) -> None:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -222,9 +222,16 @@ class Chain(Station):
         self.drafts = torch.cat(drafts, dim=1)
 
 
-def compile_layers(model: torch.nn.Module) -> None:
-    """Put torch.compile under the decoder layers: one compilation per shape serves them all."""
+def compile_layers(model: torch.nn.Module, one_row: bool) -> None:
+    """Put torch.compile under the decoder layers: one compilation per shape serves them all.
+
+    Args:
+        model: the causal LM.
+        one_row: batches have one row, so matrix products may become reductions that fuse with
+            their neighbours. Inductor does that together with a search that takes its time.
+    """
     torch._dynamo.config.allow_unspec_int_on_nn_module = True
     torch._dynamo.config.recompile_limit = 64
+    options = {"coordinate_descent_tuning": one_row}
     for layer in model.get_decoder().layers:  # type: ignore[operator]
-        layer.compile(dynamic=False)
+        layer.compile(dynamic=False, options=options)

@@ -71,7 +71,12 @@ class VerifyBatch:
         return [0, *accumulate(counts[:-1])]
 
     def draws(self) -> Draws:
-        """``[rows, 4]``: each row's draws, those of its request and output position."""
+        """``[rows, 4]``: each row's draws, those of its request and output position.
+
+        Greedy sampling draws nothing: it gets zeros, which cost nothing.
+        """
+        if self.sampling.greedy:
+            return np.zeros((len(self.logits), 4))
         parts = []
         for proposal, seed, position in zip(
             self.proposals, self.seeds, self.positions, strict=True

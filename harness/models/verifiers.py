@@ -56,6 +56,8 @@ class MatchOwnSample(Verifier):
 
     def verify(self, batch: VerifyBatch) -> list[Verdict]:
         require_chains(batch, self)
+        if batch.sampling.greedy:
+            return Greedy().verify(batch)
         own = own_tokens(batch.logits, batch.sampling, batch.draws()[:, SAMPLE])
         return _follow(batch, *own)
 

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from transformers import LlamaForCausalLM
 
+from harness.clock import Clock
 from harness.core import Sequence
 from harness.models.buckets import Bucket, Buckets
 from harness.models.causal_lm import CausalLM
@@ -29,7 +30,7 @@ def pair_of_engines(
 ) -> tuple[CausalLM, StaticLM]:
     """The same weights, eager and static."""
     eager, static = (CausalLM(each, VOCAB, SLOTS, LENGTH) for each in llamas)
-    return eager, StaticLM(static, WIDTH)
+    return eager, StaticLM(static, WIDTH, Clock())
 
 
 def row(slot: int, start: int, count: int, logits: int = 1) -> RowInput:
@@ -39,15 +40,15 @@ def row(slot: int, start: int, count: int, logits: int = 1) -> RowInput:
 @pytest.mark.parametrize(
     ("inputs", "bucket"),
     [
-        ([row(0, 9, 1)], Bucket(1, 1, 256, 1, gathered=False)),
-        ([row(2, 9, 1)], Bucket(4, 1, 256, 1, gathered=False)),
-        ([row(6, 9, 1)], Bucket(7, 1, 256, 1, gathered=False)),
-        ([row(0, 9, 2)], Bucket(1, 2, 256, 2, gathered=False)),
-        ([row(0, 9, 3, 2)], Bucket(1, 5, 256, 5, gathered=False)),
-        ([row(1, 254, 1), row(0, 260, 5, 5)], Bucket(2, 5, 512, 5, gathered=False)),
-        ([row(5, 0, 100), row(2, 0, 7)], Bucket(2, 128, 256, 1, gathered=True)),
+        ([row(0, 9, 1)], Bucket(1, 1, 512, 1, gathered=False)),
+        ([row(2, 9, 1)], Bucket(4, 1, 512, 1, gathered=False)),
+        ([row(6, 9, 1)], Bucket(7, 1, 512, 1, gathered=False)),
+        ([row(0, 9, 2)], Bucket(1, 2, 512, 2, gathered=False)),
+        ([row(0, 9, 3, 2)], Bucket(1, 5, 512, 5, gathered=False)),
+        ([row(1, 510, 1), row(0, 516, 5, 5)], Bucket(2, 5, 1000, 5, gathered=False)),
+        ([row(5, 0, 100), row(2, 0, 7)], Bucket(2, 128, 512, 1, gathered=True)),
         ([row(5, 0, 300)], Bucket(1, 512, 512, 1, gathered=True)),
-        ([row(5, 20, 9, 3)], Bucket(1, 128, 256, 5, gathered=True)),
+        ([row(5, 20, 9, 3)], Bucket(1, 128, 512, 5, gathered=True)),
         ([row(0, 900, 1)], Bucket(1, 1, 1000, 1, gathered=False)),
     ],
 )
@@ -113,7 +114,9 @@ def test_a_replayed_chain_drafts_what_the_loop_drafts(
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_captured_graph_gives_the_eager_logits(compiled: bool) -> None:
     eager = CausalLM(random_llama(0).cuda(), VOCAB, SLOTS, LENGTH)
-    static = StaticLM(CausalLM(random_llama(0).cuda(), VOCAB, SLOTS, LENGTH), WIDTH, compiled)
+    clock = Clock()
+    model = CausalLM(random_llama(0).cuda(), VOCAB, SLOTS, LENGTH)
+    static = StaticLM(model, WIDTH, clock, compiled)
     for inputs in (
         [row(0, 0, 9), row(1, 0, 20)],
         [row(0, 9, 1), row(1, 20, 1)],
@@ -123,4 +126,5 @@ def test_a_captured_graph_gives_the_eager_logits(compiled: bool) -> None:
         torch.testing.assert_close(
             static.forward(inputs), eager.forward(inputs), atol=1e-3, rtol=1e-3
         )
-    assert static.report.graphs == 4
+    assert static.graphs == 4
+    assert clock.us["capture"] > 0

@@ -1,0 +1,225 @@
+"""How near each strategy comes to what its forwards alone would take.
+
+    python -m experiments.engine_limits slots=1,8,32
+
+For each number of slots: bare replay times of the draft and the target, then every strategy on
+the same requests, once to capture and then timed passes in turn. Prints a table and writes
+``engine_limits.json`` (and the table as Markdown) below ``out``. Settings (``name=value``):
+``slots``, ``requests`` (at one slot; twice as many else), ``passes``, ``strategies``,
+``whitespace``, ``compile``, ``limit`` (new tokens), ``workload``, ``out``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import pandas as pd
+import torch
+
+from harness.config import Config, GrammarConfig
+from harness.loop import EngineConfig
+from harness.models.drafters import ModelDrafter
+from harness.models.graphs import StaticLM
+from harness.models.language_model import RowInput
+from harness.models.pair import PairConfig
+from harness.results.manifest import manifest
+from harness.results.record import Recorder
+from harness.results.table import Table, print_tables, to_markdown
+from harness.run import Run
+from harness.workloads.loaders import WorkloadConfig
+
+DRAFT_TOKENS = 4
+DEFAULTS = {
+    "slots": "1,8,32",
+    "requests": "32",
+    "passes": "3",
+    "strategies": "plain,vllm,trtllm,llamacpp,sglang,deepinfer",
+    "whitespace": "free",
+    "compile": "true",
+    "limit": "128",
+    "workload": "bfcl",
+    "out": "runs/engine_limits",
+}
+COLUMNS = {
+    "tok_s": "output tokens / time of all steps, prefill included; median of the passes (1/s)",
+    "range": "slowest and fastest pass (1/s)",
+    "to plain": "tok_s / plain's tok_s",
+    "length": "emitted tokens per verify step, mean_accept_len",
+    "ideal": "output tokens / (bare replays of all decode steps), ideal_tok_s (1/s)",
+    "efficiency": "bare replays / time, decode steps only",
+    "draft": "draft forwards and sampling (µs per decode step)",
+    "verify": "target forward, masks, verification (µs per decode step)",
+    "grammar": "grammar work on the CPU (µs per decode step)",
+    "exposed": "grammar time that the device waited for (µs per decode step)",
+    "host": "everything else (µs per decode step)",
+}
+
+
+def main(arguments: list[str]) -> None:
+    settings = DEFAULTS | dict(argument.split("=", 1) for argument in arguments)
+    if unknown := set(settings) - set(DEFAULTS):
+        sys.exit(f"error: {', '.join(sorted(unknown))}: no such setting; see the file's docstring")
+    out = Path(settings["out"])
+    out.mkdir(parents=True, exist_ok=True)
+    results: dict[str, Any] = {"settings": settings, "manifest": manifest(sys.orig_argv)}
+    tables = []
+    for slots in map(int, settings["slots"].split(",")):
+        study = measure(slots, settings)
+        results[f"slots_{slots}"] = study
+        tables.append(as_table(slots, study))
+        print_tables(tables[-1:])
+        (out / "engine_limits.json").write_text(json.dumps(results, indent=1, allow_nan=False))
+        (out / "engine_limits.md").write_text("\n".join(map(to_markdown, tables)))
+
+
+def measure(slots: int, settings: dict[str, str]) -> dict[str, Any]:
+    """One number of slots: bare times, and every strategy's passes."""
+    recorder = Recorder()
+    start = perf_counter()
+    run = Run(configuration(slots, settings), recorder, lambda _: None)
+    loaded_s = perf_counter() - start
+    run.go()  # captures every shape that the passes will need
+    setup_s = perf_counter() - start
+    bare = bare_times(run)
+    passes: dict[str, list[dict[str, float]]] = {}
+    for _ in range(int(settings["passes"])):
+        recorder.steps.clear()
+        recorder.requests.clear()
+        run.go()
+        steps, requests = recorder.frames()
+        for name, rows in steps.groupby("strategy", sort=False):
+            own = requests[requests.strategy == name]
+            passes.setdefault(str(name), []).append(figures(rows, own, bare))
+    return {
+        "load_s": loaded_s,
+        "setup_s": setup_s,
+        "facts": run.facts(),
+        "bare_us": bare,
+        "strategies": passes,
+    }
+
+
+def configuration(slots: int, settings: dict[str, str]) -> Config:
+    count = int(settings["requests"]) * (1 if slots == 1 else 2)
+    names = settings["strategies"].split(",")
+    return Config(
+        strategy="",
+        compare=names,
+        options={"sglang": {"jump_forward": False}},
+        pair=PairConfig("smollm2", "smollm2-draft-3l"),
+        workload=WorkloadConfig(
+            name=settings["workload"],
+            limit=count,
+            seed=None,
+            max_prompt_tokens=700,
+            max_new_tokens=int(settings["limit"]),
+        ),
+        grammar=GrammarConfig(whitespace=settings["whitespace"]),
+        engine=EngineConfig(
+            slots=slots,
+            draft_tokens=DRAFT_TOKENS,
+            mode="graphs",
+            turn=count,
+            compile=settings["compile"] == "true",
+        ),
+    )
+
+
+def bare_times(run: Run) -> dict[str, float]:
+    """Replay times of the captured shapes at the middle of the context, µs."""
+    target, drafter = run.loops[0].target, run.drafter
+    assert isinstance(target, StaticLM)
+    slots, start = run.config.engine.slots, min(400, target.max_length - 2 * DRAFT_TOKENS)
+
+    def rows(width: int) -> list[RowInput]:
+        return [RowInput(slot, start, [5] * width, width) for slot in range(slots)]
+
+    times = {
+        "plain": timed(lambda: target.forward(rows(1)), target.device),
+        "verify": timed(lambda: target.forward(rows(1 + DRAFT_TOKENS)), target.device),
+    }
+    if isinstance(drafter, ModelDrafter) and isinstance(drafter.model, StaticLM):
+        draft = drafter.model
+        times["draft"] = timed(lambda: draft.forward(rows(1)), draft.device)
+        times["chain"] = timed(lambda: draft.greedy_chain(rows(1), DRAFT_TOKENS), draft.device)
+    return times
+
+
+def timed(work: Callable[[], object], device: torch.device, repeats: int = 50) -> float:
+    """Median time of one call with the device drained behind it, µs."""
+    times = []
+    for _ in range(10 + repeats):
+        start = perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append((perf_counter() - start) * 1e6)
+    return median(times[10:])
+
+
+def figures(rows: pd.DataFrame, requests: pd.DataFrame, bare: dict[str, float]) -> dict[str, float]:
+    """What one pass of one strategy comes to."""
+    spent = ["draft_us", "verify_us", "grammar_us", "host_us"]
+    decode = rows[~rows.prefill]
+    ticks = decode.groupby("tick").agg(
+        drafted=("draft_forwards", "max"),
+        **{name: (name, "sum") for name in [*spent, "exposed_us"]},
+    )
+    guided = str(rows.strategy.iloc[0]) == "trtllm"
+    draft = ticks.drafted * bare["draft"] if guided else (ticks.drafted > 0) * bare.get("chain", 0)
+    verify = (ticks.drafted > 0).map({True: bare["verify"], False: bare["plain"]})
+    ideal_us = float((draft + verify).sum())
+    total_us = float(rows[spent].to_numpy().sum())
+    decode_us = float(ticks[spent].to_numpy().sum())
+    per_step = {name: float(ticks[name].mean()) for name in [*spent, "exposed_us"]}
+    return {
+        "tok_s": float(requests.output_tokens.sum()) / total_us * 1e6,
+        "ideal_tok_s": float(decode.emitted.sum()) / ideal_us * 1e6,
+        "efficiency": ideal_us / decode_us,
+        "mean_accept_len": float(decode.emitted.sum()) / len(decode),
+        "accept_rate": float(decode.accepted.sum()) / max(1, int(decode.drafted.sum())),
+        "tokens": int(requests.output_tokens.sum()),
+        "failed": int((requests.error != "").sum()),
+        **per_step,
+    }
+
+
+def as_table(slots: int, study: dict[str, Any]) -> Table:
+    """One row per strategy: medians over the passes."""
+    plain = median(each["tok_s"] for each in study["strategies"]["plain"])
+    rows = []
+    for name, passes in study["strategies"].items():
+        middle = {key: median(each[key] for each in passes) for key in passes[0]}
+        speeds = [each["tok_s"] for each in passes]
+        rows.append(
+            (
+                name,
+                f"{middle['tok_s']:.0f}",
+                f"{min(speeds):.0f}–{max(speeds):.0f}",
+                f"{middle['tok_s'] / plain:.2f}",
+                f"{middle['mean_accept_len']:.2f}",
+                f"{middle['ideal_tok_s']:.0f}",
+                f"{middle['efficiency']:.2f}",
+                *(
+                    f"{middle[key]:.0f}"
+                    for key in ("draft_us", "verify_us", "grammar_us", "exposed_us", "host_us")
+                ),
+            )
+        )
+    bare = ", ".join(f"{name} {us:.0f} µs" for name, us in study["bare_us"].items())
+    return Table(
+        title=f"{slots} slots; bare replays: {bare}",
+        headers=("strategy", *COLUMNS),
+        rows=tuple(rows),
+        docs=("strategy that ran", *COLUMNS.values()),
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
