@@ -65,9 +65,10 @@ def main(arguments: list[str]) -> None:
     settings = DEFAULTS | dict(argument.split("=", 1) for argument in arguments)
     if unknown := set(settings) - set(DEFAULTS):
         sys.exit(f"error: {', '.join(sorted(unknown))}: no such setting; see the file's docstring")
-    out = Path(settings["out"])
+    out = Path(settings.pop("out"))
     out.mkdir(parents=True, exist_ok=True)
-    results: dict[str, Any] = {"settings": settings, "manifest": manifest(sys.orig_argv)}
+    command = [word for word in sys.orig_argv if not word.startswith("out=")]
+    results: dict[str, Any] = {"settings": settings, "manifest": manifest(command)}
     tables = []
     for slots in map(int, settings["slots"].split(",")):
         study = measure(slots, settings)

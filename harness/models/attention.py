@@ -53,7 +53,7 @@ def ragged_attention(
         out = F.scaled_dot_product_attention(
             grouped, keys, values, attn_mask=attention_mask, scale=scaling
         )
-    return out.view(batch, heads, width, size).transpose(1, 2).contiguous(), None
+    return out.reshape(batch, heads, width, size).transpose(1, 2).contiguous(), None
 
 
 def additive_mask(visible: torch.Tensor, groups: int, dtype: torch.dtype) -> torch.Tensor:
