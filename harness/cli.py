@@ -70,15 +70,15 @@ def execute(config: Config, yaml: str, command: list[str]) -> RunFolder:
     recorder = Recorder()
     with _progress() as bar:
         run = Run(config, recorder, bar.tick)
-        bar.expect(list(run.judges), len(run.items))
+        bar.expect([each.name for each in run.strategies], len(run.items))
         run.go()
     steps, requests = recorder.frames()
     requests = compare_with_plain(requests)
     summary = summarise(steps, requests)
     check_identities(summary, steps)
-    for loop in run.loops:
-        if own := loop.strategy.statistics():
-            summary[loop.strategy.name]["own"] = own
+    for strategy in run.strategies:
+        if own := strategy.statistics():
+            summary[strategy.name]["own"] = own
     folder.write_manifest({**manifest(command), "engine": run.facts()})
     folder.write_frames(steps, requests)
     folder.write_summary(summary)

@@ -104,58 +104,80 @@ class Run:
 
     def __init__(self, config: Config, recorder: Recorder, progress: Progress) -> None:
         self.config = config
-        self.clock = Clock()
-        classes = chosen(config)
+        self._clock = Clock()
+        self._classes = chosen(config)
         if config.engine.threads:
             torch.set_num_threads(config.engine.threads)
         pair = load_pair(config.pair)
         items = load(config.workload, pair.tokenizer)
-        self.table = token_table(pair.tokenizer, pair.stop_ids)
+        table = token_table(pair.tokenizer, pair.stop_ids)
         whitespace = cast(Whitespace, config.grammar.whitespace)
-        engine = grammar_engine(config.grammar.engine, self.table, whitespace)
-        check_token_bytes(engine, pair.tokenizer)
-        setup = Setup(
-            config.sampling, config.engine.draft_tokens, self.table, HFCodec(pair.tokenizer)
-        )
-        made = [each(options_of(each, config), setup) for each in classes]
+        self._grammars = grammar_engine(config.grammar.engine, table, whitespace)
+        check_token_bytes(self._grammars, pair.tokenizer)
+        codec = HFCodec(pair.tokenizer)
+        self._setup = Setup(config.sampling, config.engine.draft_tokens, table, codec)
         self.items, self.requests = self._requests(items, pair)
+        made = self._make_strategies()
         self._check_context(pair, made)
-        target, self.drafter = self._models(pair, made)
-        service = GrammarService(engine)
-        by_id = {item.id: item for item in self.items}
-        self.judges = {
-            each.name: Judge(
-                each.name, engine.name, by_id, self.table, setup.codec, recorder, progress
-            )
-            for each in made
-        }
-        self.loops = [
-            DecodeLoop(
-                target,
-                self.drafter,
-                each,
-                service,
-                config.engine,
-                self.judges[each.name],
-                self.clock,
-            )
-            for each in made
-        ]
+        self._target, self.drafter = self._models(pair, made)
+        self.loops, self._judges = self._start(made, recorder, progress)
+
+    @property
+    def strategies(self) -> list[Strategy]:
+        """The strategies of this run, in the order of their turns."""
+        return [loop.strategy for loop in self.loops]
 
     def go(self) -> None:
         """Decode everything, strategies in turn: a few requests each, so that drift of the
         machine hits all alike."""
-        for judge in self.judges.values():
+        for judge in self._judges:
             for item in self.items:
                 if item.error:
                     judge.refused(item)
+        self.warm_up()
         for requests in self._turns():
             for loop in self.loops:
                 loop.run(requests)
 
+    def warm_up(self) -> None:
+        """Run the first requests unrecorded where shapes are captured and kernels are loaded:
+        whoever came first would pay for all. Nothing of it but the captures is kept."""
+        if isinstance(self._target, StaticLM):
+            loops, _ = self._start(self._make_strategies(), Recorder(), lambda _: None)
+            for loop in loops:
+                loop.run(self.requests[: self.config.engine.slots])
+
+    def _make_strategies(self) -> list[Strategy]:
+        return [each(options_of(each, self.config), self._setup) for each in self._classes]
+
+    def _start(
+        self, made: SequenceOf[Strategy], recorder: Recorder, progress: Progress
+    ) -> tuple[list[DecodeLoop], list[Judge]]:
+        """A loop and its judge for each strategy, over the same models and one grammar cache."""
+        service = GrammarService(self._grammars)
+        by_id = {item.id: item for item in self.items}
+        table, codec = self._setup.table, self._setup.codec
+        judges = [
+            Judge(each.name, self._grammars.name, by_id, table, codec, recorder, progress)
+            for each in made
+        ]
+        loops = [
+            DecodeLoop(
+                self._target,
+                self.drafter,
+                each,
+                service,
+                self.config.engine,
+                judge,
+                self._clock,
+            )
+            for each, judge in zip(made, judges, strict=True)
+        ]
+        return loops, judges
+
     def facts(self) -> dict[str, Any]:
         """What the engine did besides decoding: captured graphs, their time, the peak memory."""
-        models = [self.loops[0].target, *([self.drafter.model] if self.drafter else [])]
+        models = [self._target, *([self.drafter.model] if self.drafter else [])]
         static = [model for model in models if isinstance(model, StaticLM)]
         cuda = models[0].device.type == "cuda"
         return {
@@ -225,7 +247,7 @@ class Run:
         engine = self.config.engine
         eager = CausalLM(model, pair.vocab_size, engine.slots, self.max_length)
         if engine.mode == "graphs" or (engine.mode == "auto" and eager.device.type == "cuda"):
-            return StaticLM(eager, self.reserve, self.clock, engine.compile)
+            return StaticLM(eager, self.reserve, self._clock, engine.compile)
         return eager
 
 
@@ -233,10 +255,12 @@ def chosen(config: Config) -> list[type[Strategy]]:
     """The strategy that was asked for, or those to compare.
 
     Raises:
-        ConfigError: one is unknown.
+        ConfigError: one is unknown, or named twice.
     """
     if config.strategy:
         return [strategies.find(config.strategy)]
+    if len(set(config.compare)) < len(config.compare):
+        raise ConfigError("compare: a strategy is named twice; name each once")
     if config.compare:
         return [strategies.find(name) for name in config.compare]
     return list(strategies.registry().values())

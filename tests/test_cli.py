@@ -116,6 +116,7 @@ def test_static_shapes_give_the_tokens_of_the_eager_engine(
         for folder in invoke("engine.mode=graphs", "name=static")
     )
     assert [list(ids) for ids in eager.output_ids] == [list(ids) for ids in static.output_ids]
+    assert len(static) == len(eager)  # the warm-up left no rows
 
 
 def test_a_sweep_runs_each_combination(invoke: Callable[..., list[Path]]) -> None:
@@ -166,6 +167,7 @@ BAD_INPUT = {
     "no drafts": (["engine.draft_tokens=0"], ["engine.draft_tokens"]),
     "more drafts than context": (["engine.draft_tokens=600"], ["engine.draft_tokens"]),
     "context": (["engine.max_length=100000"], ["engine.max_length"]),
+    "strategy named twice": (["compare=[vllm,vllm]"], ["compare"]),
     "engine": (["engine.mode=fast"], ["engine.mode"]),
     "whitespace": (["grammar.whitespace=some"], ["grammar.whitespace"]),
     "strategy option": (["+strategy=vllm", "options.vllm.n_min=1"], ["n_min"]),

@@ -126,5 +126,5 @@ def test_a_captured_graph_gives_the_eager_logits(compiled: bool) -> None:
         torch.testing.assert_close(
             static.forward(inputs), eager.forward(inputs), atol=1e-3, rtol=1e-3
         )
-    assert static.graphs == 4
+    assert static.graphs == 3  # the last forward is of the second one's shape
     assert clock.us["capture"] > 0
