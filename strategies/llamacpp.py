@@ -103,7 +103,8 @@ class LlamaCpp(Strategy):
 
     def propose(self, step: Step) -> None:
         """The draft's argmax, stopped at ``p_min``, dropped below ``n_min`` (L8-L10)."""
-        step.proposals = step.drafts.free(step.sequences, stop=self.unsure)
+        stop = self.unsure if self.options.p_min > 0 else None  # no probability is below 0
+        step.proposals = step.drafts.free(step.sequences, stop=stop)
         for index, proposal in enumerate(step.proposals):
             if len(proposal.tokens) < self.options.n_min:
                 step.proposals[index] = Proposal(draft_forwards=proposal.draft_forwards)
