@@ -53,11 +53,7 @@ def apply_rows(
 
 
 def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy to a device without waiting.
-
-    The copy leaves from pinned memory of its own. The allocator hands that out again only once
-    the copy is done, so whoever fills ``host`` next cannot race with it.
-    """
+    """Copy to a device without waiting; from memory that is not pinned, through a pinned copy."""
     if device.type == "cpu":
         return host
     return host.pin_memory().to(device, non_blocking=True)

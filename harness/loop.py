@@ -27,7 +27,7 @@ from harness.core import (
     StepTrace,
     check_ledger,
 )
-from harness.errors import ConfigError, DeadEnd, HarnessError
+from harness.errors import ConfigError, DeadEnd
 from harness.grammar.masks import MaskBuffer
 from harness.grammar.service import GrammarService
 from harness.grammar.tracked import TrackedMatcher
@@ -165,13 +165,12 @@ class DecodeLoop:
             sequence = Sequence(self._waiting.popleft(), self._free.pop())
             times = self._times[sequence.slot] = Times()
             self.running.append(sequence)
-            try:
+            with isolate(sequence):
                 self._prepare(sequence, times)
-            except HarnessError as error:
-                sequence.fail(str(error))
-                self._retire()
-            else:
+            if sequence.error is None:
                 admitted.append(sequence)
+            else:
+                self._retire()
         return admitted
 
     def _prepare(self, sequence: Sequence, times: Times) -> None:

@@ -53,7 +53,12 @@ class MaskBuffer:
         self.device = device
         self.rows_filled = 0
         rows = sequences * rows_per_sequence
-        self.host = torch.zeros(rows, words(vocab_size), dtype=torch.int32)
+        # One allocation, pinned for CUDA: the rows as they are filled, and in logits order. Every
+        # step ends with a copy back from the device, so no copy from here is still under way.
+        both = torch.zeros(
+            (2, rows, words(vocab_size)), dtype=torch.int32, pin_memory=device.type == "cuda"
+        )
+        self.host, self._aligned = both
         self._flags = [False] * rows
         self._dead: set[int] = set()
 
@@ -145,7 +150,7 @@ class MaskBuffer:
                     targets.append(first + position)
         if not targets:
             return
-        aligned = self.host.new_empty(len(logits), self.host.shape[1])
+        aligned = self._aligned[: len(logits)]
         aligned[targets] = self.host[sources]
         apply_rows(logits, aligned, None if len(targets) == len(logits) else targets)
 
