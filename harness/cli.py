@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,10 +49,18 @@ def _one_line_errors() -> Iterator[None]:
     try:
         yield
     except (HarnessError, HydraException, OmegaConfBaseException) as error:
-        # Hydra lists the options of a group on lines of their own.
-        line = re.sub(r"\s+", " ", str(error)).strip()
-        print(f"error: {line}", file=sys.stderr)
+        print(f"error: {_explain(error)}", file=sys.stderr)
         sys.exit(EXIT_BAD_INPUT)
+
+
+def _explain(error: Exception) -> str:
+    """One line; Hydra's own messages with their cause, and without how its search path looks."""
+    message = str(error).split("Config search path")[0]
+    if unknown := re.match(r"Could not override '(.*?)'", message):
+        message = f"{unknown[1]}: no such setting; `python -m harness --cfg job` lists them"
+    elif isinstance(error.__cause__, OmegaConfBaseException):
+        message += f": {str(error.__cause__).splitlines()[0]}"
+    return re.sub(r"\s+", " ", message).strip()
 
 
 def execute(config: Config, yaml: str, command: list[str]) -> RunFolder:
@@ -69,7 +78,11 @@ def execute(config: Config, yaml: str, command: list[str]) -> RunFolder:
     folder.write_config(yaml)
     recorder = Recorder()
     with _progress() as bar:
-        run = Run(config, recorder, bar.tick)
+        try:
+            run = Run(config, recorder, bar.tick)
+        except HarnessError:
+            shutil.rmtree(folder.path)  # nothing ran
+            raise
         bar.expect([each.name for each in run.strategies], len(run.items))
         run.go()
     steps, requests = recorder.frames()
@@ -79,7 +92,7 @@ def execute(config: Config, yaml: str, command: list[str]) -> RunFolder:
     for strategy in run.strategies:
         if own := strategy.statistics():
             summary[strategy.name]["own"] = own
-    folder.write_manifest({**manifest(command), "engine": run.facts()})
+    folder.write_manifest({**manifest(command), "setup": run.setup(), "engine": run.facts()})
     folder.write_frames(steps, requests)
     folder.write_summary(summary)
     write_report(folder)

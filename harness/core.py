@@ -104,6 +104,8 @@ class Sequence:
     finish: Finish | None = None
     error: str | None = None
     steps: int = 0
+    drawn: int = 0
+    """Output positions below this have had their random draws."""
     jump_tokens: int = 0
     retokenized: int = 0
     gaps: list[float] = field(default_factory=list)
@@ -131,6 +133,12 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens that may still be emitted."""
         return self.request.max_new_tokens - len(self.output_ids)
+
+    @property
+    def draw_position(self) -> int:
+        """The position whose draws come next: the output's end, or behind all used ones where
+        re-encoding has made the output shorter."""
+        return max(len(self.output_ids), self.drawn)
 
     def tokens_from(self, start: int) -> list[int]:
         """Prompt and output tokens from index ``start`` on."""
@@ -243,7 +251,7 @@ class StepTrace:
     trimmed: int = column("drafts cut before the verification", default=0)
     rejected_grammar: int = column("dead drafts at or behind the first illegal one", default=0)
     rejected_model: int = column("legal drafts at or behind the target's disagreement", default=0)
-    past_stop: int = column("drafts behind the stop of the output", default=0)
+    past_stop: int = column("drafts behind the draft that ended the output", default=0)
     rows: int = column("target rows with logits: 1 + drafts, padding included", default=0)
     wasted_rows: int = column("of these, rows that decided no emitted token", default=0)
     mask_rows: int = column("mask rows filled, by drafting and verification", default=0)

@@ -68,7 +68,9 @@ class EngineConfig:
         least = {"slots": 1, "draft_tokens": 1, "max_length": 0, "turn": 0, "threads": 0}
         for name, bound in least.items():
             if getattr(self, name) < bound:
-                raise ConfigError(f"engine.{name}: {getattr(self, name)} is below {bound}")
+                raise ConfigError(
+                    f"engine.{name}: {getattr(self, name)} is below {bound}; raise it"
+                )
 
 
 class Observer(Protocol):
@@ -191,6 +193,8 @@ class DecodeLoop:
             )
         if request.grammar is not None and self.strategy.constrained:
             compiled, times.compile_ms = self.grammars.compile(request.grammar)
+            for each in self.running:  # they wait for it
+                self._times[each.slot].wall_ms += times.compile_ms
             matcher = self.strategy.matcher(compiled, request.trigger)
             sequence.matcher = TrackedMatcher(matcher, self.clock)
 
@@ -206,9 +210,10 @@ class DecodeLoop:
                 logits = self.target.forward(self._row_inputs(step))
             self.strategy.verify_rows(step)
             hidden_us = self._hidden(guided_us)
+            doomed = {i for i, each in enumerate(step.sequences) if each.error is not None}
             with self.clock.span("verify"):
                 step.verdicts = self.strategy.verify(step, logits)
-            self._emit(step)
+            self._emit(step, doomed)
             self.strategy.commit(step)
         self._record(step, before, hidden_us)
         self._tick += 1
@@ -247,12 +252,16 @@ class DecodeLoop:
         busy = not torch.cuda.current_stream(self.target.device).query()
         return self.clock.us.get("grammar", 0.0) - guided_us if busy else 0.0
 
-    def _emit(self, step: Step) -> None:
-        """Append to each output what was emitted, up to its stop (V1.4a, leftmost stop: R11)."""
+    def _emit(self, step: Step, doomed: set[int]) -> None:
+        """Append to each output what was emitted, up to its stop (V1.4a, leftmost stop: R11).
+
+        Args:
+            doomed: sequences that failed before the verification, whose rows mean nothing.
+        """
         for index, (sequence, verdict) in enumerate(
             zip(step.sequences, step.verdicts, strict=True)
         ):
-            if sequence.error is not None:
+            if index in doomed:
                 continue
             kept, finish = self._cut(verdict.emitted, sequence.remaining)
             legal = _before_dead_end(step, index)
@@ -269,6 +278,7 @@ class DecodeLoop:
                 self.target.keep_path(sequence.slot, sequence.length, verdict.path[:cached])
             sequence.target_length = sequence.length + cached
             settle(sequence, kept)
+            sequence.drawn = sequence.draw_position + len(kept)
             sequence.output_ids.extend(kept)
             sequence.gaps.extend(verdict.gaps[: len(kept)])
 
@@ -281,7 +291,8 @@ class DecodeLoop:
     def _record(self, step: Step, before: SequenceOf[Ledger], hidden_us: float) -> None:
         """Audit the ledgers and write one trace per sequence."""
         times = self.clock.take()
-        times.pop("capture", None)
+        for phase in ("capture", "audit"):  # no part of the step
+            times.pop(phase, None)
         share = 1 / len(step.sequences)
         grammar_us = times.get("grammar", 0.0)
         spent = {
@@ -330,18 +341,22 @@ def trace_step(step: Step, index: int, before: Ledger, strategy: str, tick: int)
         accepted=len(accepted),
         emitted=len(kept),
         trimmed=proposal.trimmed,
-        past_stop=len(path) - len(accepted),
         rows=1 + len(proposal.tokens),
         wasted_rows=1 + len(proposal.tokens) - len(kept),
         draft_forwards=proposal.draft_forwards,
         draft_ids=list(proposal.tokens),
         emitted_ids=list(kept),
     )
+    ended_on_a_draft = len(kept) <= len(path)
     for node, token in enumerate(proposal.tokens):
-        if token != PAD and node not in path:
-            legal = proposal.legal is None or proposal.legal[node]
-            trace.rejected_model += legal
-            trace.rejected_grammar += not legal
+        if token == PAD or node in accepted:
+            continue
+        if ended_on_a_draft:
+            trace.past_stop += 1
+        elif proposal.legal is None or proposal.legal[node]:
+            trace.rejected_model += 1
+        else:
+            trace.rejected_grammar += 1
     trace.jump_tokens, trace.retokenized = step.jumped.get(index, (0, 0))
     if sequence.matcher is not None:
         trace.fill_us = sequence.matcher.take_fills()

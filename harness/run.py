@@ -109,6 +109,8 @@ class Run:
         if config.engine.threads:
             torch.set_num_threads(config.engine.threads)
         pair = load_pair(config.pair)
+        self._pair_name = pair.name
+        self._dtype = str(pair.target.dtype).removeprefix("torch.")
         items = load(config.workload, pair.tokenizer)
         table = token_table(pair.tokenizer, pair.stop_ids)
         whitespace = cast(Whitespace, config.grammar.whitespace)
@@ -175,13 +177,26 @@ class Run:
         ]
         return loops, judges
 
+    def setup(self) -> dict[str, Any]:
+        """What a reader of the numbers has to know of the run, as it was resolved."""
+        engine, sampling = self.config.engine, self.config.sampling
+        return {
+            "pair": self._pair_name,
+            "dtype": self._dtype,
+            "device": str(self._target.device),
+            "slots": engine.slots,
+            "K": engine.draft_tokens,
+            "grammar": f"{self._grammars.name} ({self._grammars.whitespace} JSON)",
+            "temperature": sampling.temperature,
+            "workload": f"{self.config.workload.name} ({len(self.items)} items)",
+        }
+
     def facts(self) -> dict[str, Any]:
         """What the engine did besides decoding: captured graphs, their time, the peak memory."""
         models = [self._target, *([self.drafter.model] if self.drafter else [])]
         static = [model for model in models if isinstance(model, StaticLM)]
         cuda = models[0].device.type == "cuda"
         return {
-            "device": str(models[0].device),
             "static_shapes": sum(model.graphs for model in static),
             "capture_s": sum(model.capture_s for model in static),
             "peak_memory_mib": torch.cuda.max_memory_allocated() / 2**20 if cuda else None,
@@ -247,7 +262,7 @@ class Run:
         engine = self.config.engine
         eager = CausalLM(model, pair.vocab_size, engine.slots, self.max_length)
         if engine.mode == "graphs" or (engine.mode == "auto" and eager.device.type == "cuda"):
-            return StaticLM(eager, self.reserve, self._clock, engine.compile)
+            return StaticLM(eager, 1 + engine.draft_tokens, self._clock, engine.compile)
         return eager
 
 

@@ -34,10 +34,10 @@ class Step:
     draft_masks: MaskBuffer
     drafter: ModelDrafter | None
     prefill: bool
-    proposals: list[Proposal] = field(default_factory=list)
-    verdicts: list[Verdict] = field(default_factory=list)
-    kept: list[list[int]] = field(default_factory=list)
-    jumped: dict[int, tuple[int, int]] = field(default_factory=dict)
+    proposals: list[Proposal] = field(init=False)
+    verdicts: list[Verdict] = field(init=False, default_factory=list)
+    kept: list[list[int]] = field(init=False)
+    jumped: dict[int, tuple[int, int]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.proposals = [Proposal() for _ in self.sequences]

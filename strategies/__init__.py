@@ -39,6 +39,8 @@ def find(name: str) -> type[Strategy]:
         raise ConfigError(f"strategy: {name!r} cannot be imported ({error})") from None
     if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
         raise ConfigError(f"strategy: {name!r} is no subclass of strategies.base.Strategy")
+    if not isinstance(getattr(strategy, "name", None), str):
+        raise ConfigError(f"strategy: {name!r} has no name; give the class a name attribute")
     return strategy
 
 

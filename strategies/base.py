@@ -137,7 +137,7 @@ class Strategy:
             logits=logits,
             proposals=step.proposals,
             seeds=[sequence.request.seed for sequence in step.sequences],
-            positions=[len(sequence.output_ids) for sequence in step.sequences],
+            positions=[sequence.draw_position for sequence in step.sequences],
             sampling=self.setup.sampling,
         )
 

@@ -107,7 +107,9 @@ class LlamaCpp(Strategy):
         step.proposals = step.drafts.free(step.sequences, stop=stop)
         for index, proposal in enumerate(step.proposals):
             if len(proposal.tokens) < self.options.n_min:
-                step.proposals[index] = Proposal(draft_forwards=proposal.draft_forwards)
+                step.proposals[index] = Proposal(
+                    drafted_raw=proposal.drafted_raw, draft_forwards=proposal.draft_forwards
+                )
 
     def unsure(self, logits: torch.Tensor) -> torch.Tensor:
         """Rows whose best token is less likely than ``p_min`` among the top 10 (L8, L9)."""
@@ -118,9 +120,9 @@ class LlamaCpp(Strategy):
     def fill_rows(
         self, step: Step, index: int, sequence: Sequence, matcher: TrackedMatcher
     ) -> None:
-        """Mask no row (L4). For the accounting alone, so past the clock: what is legal here?"""
+        """Mask no row (L4); only the accounting wants to know what is legal here."""
         proposal = step.proposals[index]
-        proposal.legal_prefix(matcher.inner.validate(proposal.tokens))
+        proposal.legal_prefix(matcher.audit(proposal.tokens))
 
     def verify(self, step: Step, logits: torch.Tensor) -> list[Verdict]:
         """Sample, check, resample; the matchers advance on the way (L14)."""

@@ -7,9 +7,11 @@ models; a jump saves the steps that would have generated them, and may change to
 already emitted.
 
 Upstream never ran both at once (jump-forward ended with 0.4.3.post2, grammar with drafts came
-with 0.4.6); here a jump happens between verify steps, before anything is drafted.
+with 0.4.6); here a jump happens between verify steps, before anything is drafted. The request
+keeps its slot (upstream re-queues it, S1n), and no jump goes past the length limit (S1o).
 
-Rules: S1a-S1p jump-forward, S2a-d search, S2g-i verification and accepting.
+Rules: S1a-d and S1g-l jump-forward, S1p as an option, S2a-d search, S2g-i verification and
+accepting.
 """
 
 from __future__ import annotations

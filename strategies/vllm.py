@@ -31,8 +31,8 @@ class VllmOptions:
         asynchronous: keep refused drafts as padding, with their rows (V1.1e); else shorten
             the draft (V1.1d).
         probabilistic: draw drafts from the draft's law and verify with it; vLLM's default is
-            the draft's argmax, which is one-hot (V1.7b). Without ``keep_first_invalid`` this
-            is biased, as upstream is.
+            the draft's argmax, which is one-hot (V1.7b). Where drafts are shortened (not
+            ``asynchronous``, not ``keep_first_invalid``) this is biased, as upstream is.
     """
 
     keep_first_invalid: bool = False

@@ -161,8 +161,8 @@ BAD_INPUT = {
     "strategy": (["+strategy=vlm"], ["strategy", "trtllm"]),
     "strategy of the user's": (["+strategy=nowhere:Nothing"], ["strategy", "nowhere"]),
     "group option": (["grammar=outline"], ["grammar/outline", "xgrammar"]),
-    "unknown key": (["engine.slot=3"], ["slot"]),
-    "type": (["engine.slots=many"], ["slots"]),
+    "unknown key": (["engine.slot=3"], ["engine.slot: no such setting", "--cfg job"]),
+    "type": (["engine.slots=many"], ["engine.slots", "Integer"]),
     "slots": (["engine.slots=0"], ["engine.slots"]),
     "no drafts": (["engine.draft_tokens=0"], ["engine.draft_tokens"]),
     "more drafts than context": (["engine.draft_tokens=600"], ["engine.draft_tokens"]),
@@ -170,7 +170,10 @@ BAD_INPUT = {
     "strategy named twice": (["compare=[vllm,vllm]"], ["compare"]),
     "engine": (["engine.mode=fast"], ["engine.mode"]),
     "whitespace": (["grammar.whitespace=some"], ["grammar.whitespace"]),
-    "strategy option": (["+strategy=vllm", "options.vllm.n_min=1"], ["n_min"]),
+    "strategy option": (
+        ["+strategy=vllm", "options.vllm.n_min=1"],
+        ["options.vllm.n_min: no such"],
+    ),
     "strategy option's value": (
         ["+strategy=llamacpp", "options.llamacpp.p_min=2"],
         ["options.llamacpp.p_min"],
@@ -192,6 +195,7 @@ def test_bad_input_is_one_line_and_exit_status_2(
     with pytest.raises(SystemExit) as exit_:
         invoke(*arguments)
     assert exit_.value.code == 2
+    assert not list(Path().glob("runs/*"))  # a start that failed leaves nothing
     printed = capsys.readouterr()
     lines = [line for line in printed.err.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1

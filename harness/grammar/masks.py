@@ -41,7 +41,6 @@ class MaskBuffer:
     Attributes:
         host: int32 ``[sequences * rows_per_sequence, ceil(vocab_size / 32)]`` on the CPU, 1 =
             allowed.
-        rows_filled: rows that matchers wrote since ``clear``; copies are none.
     """
 
     def __init__(
@@ -51,14 +50,12 @@ class MaskBuffer:
         self.rows_per_sequence = rows_per_sequence
         self.vocab_size = vocab_size
         self.device = device
-        self.rows_filled = 0
         rows = sequences * rows_per_sequence
-        # One allocation, pinned for CUDA: the rows as they are filled, and in logits order. Every
-        # step ends with a copy back from the device, so no copy from here is still under way.
-        both = torch.zeros(
-            (2, rows, words(vocab_size)), dtype=torch.int32, pin_memory=device.type == "cuda"
-        )
+        # One allocation, pinned for CUDA: the rows as they are filled, and in logits order.
+        cuda = device.type == "cuda"
+        both = torch.zeros((2, rows, words(vocab_size)), dtype=torch.int32, pin_memory=cuda)
         self.host, self._aligned = both
+        self._uploaded = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]
         self._flags = [False] * rows
         self._dead: set[int] = set()
 
@@ -66,7 +63,6 @@ class MaskBuffer:
         """Start a step: no row counts any more. The bits stay, nothing reads them."""
         self._flags = [False] * len(self.host)
         self._dead.clear()
-        self.rows_filled = 0
 
     def row(self, sequence: int, position: int) -> int:
         """Index in ``host`` of a position of a sequence.
@@ -101,8 +97,8 @@ class MaskBuffer:
         self._flags[row] = False
         if matcher.terminated:
             return True
+        self._wait()
         matcher.fill(self.host, row)
-        self.rows_filled += 1
         if dead_end(self.host, row, self.vocab_size):
             self._dead.add(row)
         else:
@@ -150,9 +146,12 @@ class MaskBuffer:
                     targets.append(first + position)
         if not targets:
             return
+        self._wait()
         aligned = self._aligned[: len(logits)]
         aligned[targets] = self.host[sources]
         apply_rows(logits, aligned, None if len(targets) == len(logits) else targets)
+        if self._uploaded is not None:
+            self._uploaded.record()
 
     def apply_by_step(self, logits: torch.Tensor, first_row: Sequence[int]) -> None:
         """Mask packed logits in place, one call per position that any sequence flags (D15).
@@ -179,6 +178,13 @@ class MaskBuffer:
             if listed:
                 indices = upload(torch.tensor(listed, dtype=torch.int32), self.device)
                 apply_by_step(logits, masks[:, step], indices, ftp, step)
+        if self._uploaded is not None:
+            self._uploaded.record()
+
+    def _wait(self) -> None:
+        """Let the last upload end before its memory is written again; it nearly always has."""
+        if self._uploaded is not None:
+            self._uploaded.synchronize()
 
     def _check_width(self, logits: torch.Tensor) -> None:
         if logits.ndim != 2 or logits.shape[1] != self.vocab_size:

@@ -148,10 +148,11 @@ def logits_width(config: PretrainedConfig) -> int:
 
 
 def check_architecture(config: PretrainedConfig, field: str) -> None:
-    """Refuse every model whose cache cannot be rolled back by lowering a row's length.
+    """Refuse every model that the ragged cache and its attention cannot serve.
 
     Raises:
-        ConfigError: the model is no causal decoder, is recurrent somewhere, or forgets.
+        ConfigError: the model is no causal decoder, is recurrent somewhere, forgets, or attends
+            in a way of its own.
     """
     text = config.get_text_config(decoder=True)
     length = getattr(text, "max_position_embeddings", None)
@@ -170,6 +171,10 @@ def check_architecture(config: PretrainedConfig, field: str) -> None:
         reason = "is recurrent: its state cannot be rolled back"
     elif short and (not layers or "sliding_attention" in layers):
         reason = f"attends to a sliding window of {window} tokens, less than its length {length}"
+    elif not getattr(model_class, "_supports_attention_backend", False):
+        reason = "does not call its attention through transformers' interface"
+    elif getattr(text, "attn_logit_softcapping", None) or config.model_type == "gpt_oss":
+        reason = "caps its attention scores or adds sinks to them"
     if reason is not None:
         raise ConfigError(
             f"{field}: {config.model_type} {reason}; name a decoder with full attention"

@@ -44,7 +44,9 @@ def head(name: str, manifest: Mapping[str, Any]) -> str:
         f"{package} {version}" for package, version in manifest["versions"].items() if version
     )
     commit = git["commit"] or "none (not a checkout)"
+    setup = ", ".join(f"{name} {value}" for name, value in manifest.get("setup", {}).items())
     lines = [
+        *([f"- Setup: {setup}"] if setup else []),
         f"- Hardware: {describe_hardware(hardware)}",
         f"- Versions: {versions}",
         f"- Command: `{shlex.join(manifest['command'])}`",
@@ -99,6 +101,8 @@ def divergences(requests: pd.DataFrame) -> str:
     return "\n".join(
         [
             "## Divergences from plain",
+            "",
+            "In brackets plain's logit lead there; inf: its grammar allowed no second token.",
             "",
             f"Near ties (plain's logit lead below {NEAR_TIE:g}):",
             "",

@@ -120,7 +120,7 @@ def _escape(cell: str) -> str:
 
 
 def _number(value: float | None) -> str:
-    return NONE if value is None else f"{value:.0f}"
+    return NONE if value is None else f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _percent(value: float | None) -> str:

@@ -100,7 +100,7 @@ def _checked(value: object, kind: type[T], field: str, wanted: str) -> T:
 def _text(record: Record, field: str) -> str:
     text = _checked(record.get(field), str, field, "a string")
     if not text.strip():
-        raise RequestError(f"{field}: blank; give a string")
+        raise RequestError(f"{field}: blank; write something there")
     return text
 
 

@@ -15,7 +15,9 @@ from huggingface_hub.errors import (
 )
 from safetensors.torch import load_file
 from transformers import (
+    Gemma2Config,
     GPT2Config,
+    GPTNeoConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
@@ -86,10 +88,12 @@ def test_what_the_hub_answers_becomes_a_remedy(
             ),
             "sliding window of 32 tokens",
         ),
+        (GPTNeoConfig(), "does not call its attention through transformers' interface"),
+        (Gemma2Config(sliding_window=8192), "caps its attention scores"),
     ],
     ids=lambda value: getattr(value, "model_type", ""),
 )
-def test_a_cache_that_cannot_be_rolled_back_is_refused(
+def test_what_the_ragged_cache_cannot_serve_is_refused(
     config: PretrainedConfig, reason: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"pair\.draft: .*{reason}.*; name a decoder"):

@@ -95,7 +95,8 @@ def test_a_drafted_stop_token_ends_the_walk(engine: str) -> None:
     last = steps_of(watch)[-1]
     assert letters(watch.outputs["r"]) == "abcd$"
     assert (letters(last.draft_ids), letters(last.emitted_ids)) == ("$xx", "$")
-    assert (last.accepted, last.rejected_grammar, last.rejected_model) == (1, 2, 0)
+    assert (last.accepted, last.past_stop) == (1, 2)
+    assert (last.rejected_grammar, last.rejected_model) == (0, 0)
 
 
 def test_a_dead_end_fails_one_request_and_the_others_go_on(engine: str) -> None:
