@@ -16,10 +16,9 @@ from typing import Protocol
 
 import torch
 
+from harness.accounting import books, trace_step
 from harness.clock import Clock
 from harness.core import (
-    PAD,
-    ROLLBACK_KINDS,
     Finish,
     Ledger,
     Request,
@@ -201,7 +200,7 @@ class DecodeLoop:
     def _iterate(self, sequences: list[Sequence], prefill: bool) -> None:
         """One step of one batch."""
         step = Step(list(sequences), self._masks, self._draft_masks, self.drafter, prefill)
-        before = [_books(sequence) for sequence in step.sequences]
+        before = [books(sequence) for sequence in step.sequences]
         self._masks.clear()
         with self.clock.span("step"):
             self._propose(step)
@@ -324,60 +323,8 @@ class DecodeLoop:
             self.observer.finished(sequence, self._times.pop(sequence.slot))
 
 
-def trace_step(step: Step, index: int, before: Ledger, strategy: str, tick: int) -> StepTrace:
-    """What one sequence's step comes to; times are left at 0."""
-    sequence, proposal = step.sequences[index], step.proposals[index]
-    kept, path = step.kept[index], step.verdicts[index].path
-    accepted = path[: len(kept)]
-    trace = StepTrace(
-        strategy,
-        sequence.request.id,
-        tick,
-        sequence.steps,
-        step.prefill,
-        len(step.sequences),
-        drafted_raw=proposal.drafted_raw,
-        drafted=proposal.drafted,
-        accepted=len(accepted),
-        emitted=len(kept),
-        trimmed=proposal.trimmed,
-        rows=1 + len(proposal.tokens),
-        wasted_rows=1 + len(proposal.tokens) - len(kept),
-        draft_forwards=proposal.draft_forwards,
-        draft_ids=list(proposal.tokens),
-        emitted_ids=list(kept),
-    )
-    ended_on_a_draft = len(kept) <= len(path)
-    for node, token in enumerate(proposal.tokens):
-        if token == PAD or node in accepted:
-            continue
-        if ended_on_a_draft:
-            trace.past_stop += 1
-        elif proposal.legal is None or proposal.legal[node]:
-            trace.rejected_model += 1
-        else:
-            trace.rejected_grammar += 1
-    trace.jump_tokens, trace.retokenized = step.jumped.get(index, (0, 0))
-    if sequence.matcher is not None:
-        trace.fill_us = sequence.matcher.take_fills()
-        trace.mask_rows = len(trace.fill_us)
-        after = sequence.matcher.ledger
-        trace.held = after.held
-        trace.advanced = after.advanced - before.advanced
-        for kind in ROLLBACK_KINDS:
-            for unit in ("calls", "tokens"):
-                was, now = getattr(before, f"rollback_{unit}"), getattr(after, f"rollback_{unit}")
-                setattr(trace, f"rollback_{kind}_{unit}", now[kind] - was[kind])
-    return trace
-
-
 def _before_dead_end(step: Step, index: int) -> int:
     """How many emitted tokens come from rows in which something is legal (T7)."""
     rows = [0, *(node + 1 for node in step.verdicts[index].path)]
     alive = [not step.masks.dead(index, row) for row in rows]
     return alive.index(False) if False in alive else len(rows)
-
-
-def _books(sequence: Sequence) -> Ledger:
-    """A copy of the sequence's ledger as it is now."""
-    return Ledger() if sequence.matcher is None else sequence.matcher.ledger.copy()
