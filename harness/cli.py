@@ -84,6 +84,7 @@ def execute(config: Config, yaml: str, command: list[str]) -> RunFolder:
             shutil.rmtree(folder.path)  # nothing ran
             raise
         bar.expect([each.name for each in run.strategies], len(run.items))
+        run.warm_up()
         run.go()
     steps, requests = recorder.frames()
     requests = compare_with_plain(requests)

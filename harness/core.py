@@ -322,6 +322,15 @@ def columns(table: type) -> dict[str, str]:
     return {item.name: item.metadata["doc"] for item in fields(table)}
 
 
+def first_rows(proposals: SequenceOf[Proposal]) -> list[int]:
+    """First logits row of each sequence: each has one row per draft and the bonus row (V1.3b)."""
+    firsts, row = [], 0
+    for proposal in proposals:
+        firsts.append(row)
+        row += 1 + len(proposal.tokens)
+    return firsts
+
+
 def check_ledger(sequence: Sequence) -> None:
     """Σ advances - Σ rollbacks is what the matcher holds.
 

@@ -136,7 +136,6 @@ class Run:
             for item in self.items:
                 if item.error:
                     judge.refused(item)
-        self.warm_up()
         for requests in self._turns():
             for loop in self.loops:
                 loop.run(requests)

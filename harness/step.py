@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence as SequenceOf
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -68,12 +68,3 @@ def isolate(sequence: Sequence) -> Iterator[None]:
         sequence.fail(str(error))
     except Exception as error:
         sequence.fail(f"{type(error).__name__}: {error}")
-
-
-def first_rows(proposals: SequenceOf[Proposal]) -> list[int]:
-    """First logits row of each sequence: each has one row per draft and the bonus row (V1.3b)."""
-    firsts, row = [], 0
-    for proposal in proposals:
-        firsts.append(row)
-        row += 1 + len(proposal.tokens)
-    return firsts

@@ -13,14 +13,14 @@ from typing import Any, ClassVar
 
 import torch
 
-from harness.core import PAD, Sequence, Verdict
+from harness.core import PAD, Sequence, Verdict, first_rows
 from harness.errors import ConfigError, DeadEnd, MatcherError
 from harness.grammar.gate import Trigger
 from harness.grammar.matcher import CompiledGrammar, Matcher, TokenTable
 from harness.grammar.tracked import TrackedMatcher
 from harness.models.sampling import Sampling
 from harness.models.verifiers import Greedy, Verifier, VerifyBatch
-from harness.step import Step, first_rows, isolate
+from harness.step import Step, isolate
 from harness.text import Codec
 
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from harness.core import Sequence
+from harness.core import Sequence, first_rows
 from harness.errors import ConfigError
 from harness.grammar.gate import TokenTriggerMatcher, Trigger, gate
 from harness.grammar.matcher import CompiledGrammar, Matcher
 from harness.grammar.tracked import TrackedMatcher
 from harness.models.verifiers import RejectionSampling
-from harness.step import Step, first_rows
+from harness.step import Step
 from strategies.base import Setup, Strategy, feed
 
 

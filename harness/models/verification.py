@@ -11,13 +11,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from harness.core import PAD, Proposal, Verdict
+from harness.core import PAD, Proposal, Verdict, first_rows
 from harness.errors import ConfigError
 from harness.models.draws import Draws, uniforms
 from harness.models.sampling import Sampling, probabilities, sample
@@ -67,8 +66,7 @@ class VerifyBatch:
     @property
     def first_row(self) -> list[int]:
         """Index of each sequence's row 0 in ``logits``."""
-        counts = [1 + len(proposal.tokens) for proposal in self.proposals]
-        return [0, *accumulate(counts[:-1])]
+        return first_rows(self.proposals)
 
     def draws(self) -> Draws:
         """``[rows, 4]``: each row's draws, those of its request and output position.

@@ -131,3 +131,17 @@ def break_fills_before(patch: pytest.MonkeyPatch, letter: str) -> None:
         fill(self, mask, row)
 
     patch.setattr(TrackedMatcher, "fill", broken)
+
+
+def assert_a_broken_grammar_fails_alone(
+    strategy: str, engine: str, patch: pytest.MonkeyPatch
+) -> None:
+    """One request's grammar engine breaks in mid-output; the request beside it goes on."""
+    break_fills_before(patch, "z")
+    model = ["a", "b", "c", "d", "$"]
+    watch = toy(model, model, engine).run(
+        strategy, [ask(GrammarSpec.choice(["abz"]), "broken"), ask(name="fine")]
+    )
+    assert list(watch.errors) == ["broken"]
+    assert "engine lost" in watch.errors["broken"]
+    assert letters(watch.outputs["fine"]) == "abcd$"

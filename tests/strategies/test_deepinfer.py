@@ -18,8 +18,8 @@ from tests.strategies.letters import (
     TABLE,
     WORDS,
     ask,
+    assert_a_broken_grammar_fails_alone,
     beside_plain,
-    break_fills_before,
     forbid_fills_behind_the_end,
     judge,
     letters,
@@ -350,14 +350,7 @@ def test_a_grammar_that_raises_ends_its_request_alone(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D11: any exception; others go on."""
-    break_fills_before(monkeypatch, "z")
-    model = ["a", "b", "c", "d", "$"]
-    watch = toy(model, model, engine).run(
-        "deepinfer", [ask(GrammarSpec.choice(["abz"]), "broken"), ask(name="fine")]
-    )
-    assert list(watch.errors) == ["broken"]
-    assert "engine lost" in watch.errors["broken"]
-    assert letters(watch.outputs["fine"]) == "abcd$"
+    assert_a_broken_grammar_fails_alone("deepinfer", engine, monkeypatch)
 
 
 def test_the_matcher_is_never_asked_behind_the_end(

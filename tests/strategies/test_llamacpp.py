@@ -15,8 +15,8 @@ from harness.step import Step
 from strategies.llamacpp import DraftStats, LlamaCpp, LlamaCppOptions
 from tests.strategies.letters import (
     ask,
+    assert_a_broken_grammar_fails_alone,
     beside_plain,
-    break_fills_before,
     forbid_fills_behind_the_end,
     letters,
     spell,
@@ -116,14 +116,7 @@ def test_a_dead_end_fails_one_request_and_the_others_go_on(engine: str) -> None:
 def test_a_grammar_that_raises_ends_its_request_alone(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    break_fills_before(monkeypatch, "z")
-    model = ["a", "b", "c", "d", "$"]
-    watch = toy(model, model, engine).run(
-        "llamacpp", [ask(GrammarSpec.choice(["abz"]), "broken"), ask(name="fine")]
-    )
-    assert list(watch.errors) == ["broken"]
-    assert "engine lost" in watch.errors["broken"]
-    assert letters(watch.outputs["fine"]) == "abcd$"
+    assert_a_broken_grammar_fails_alone("llamacpp", engine, monkeypatch)
 
 
 # -- The draft loop (2.3) -----------------------------------------------------------------------

@@ -24,8 +24,8 @@ from tests.strategies.letters import (
     WORDS,
     allowed,
     ask,
+    assert_a_broken_grammar_fails_alone,
     beside_plain,
-    break_fills_before,
     flags,
     forbid_fills_behind_the_end,
     judge,
@@ -479,11 +479,4 @@ def test_a_grammar_that_raises_ends_its_request_alone(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1.2 step 3, B: one request fails, and none else."""
-    break_fills_before(monkeypatch, "z")
-    model = ["a", "b", "c", "d", "$"]
-    watch = toy(model, model, engine).run(
-        "trtllm", [ask(GrammarSpec.choice(["abz"]), "broken"), ask(name="fine")]
-    )
-    assert list(watch.errors) == ["broken"]
-    assert "engine lost" in watch.errors["broken"]
-    assert letters(watch.outputs["fine"]) == "abcd$"
+    assert_a_broken_grammar_fails_alone("trtllm", engine, monkeypatch)
