@@ -26,6 +26,7 @@ from harness.results.record import Recorder, RunFolder
 from harness.results.report import write_report
 from harness.results.table import comparison_tables, print_tables
 from harness.run import Run, all_failed
+from harness.timeline import TIMELINE, write_timeline
 
 EXIT_BAD_INPUT = 2
 
@@ -99,8 +100,12 @@ def execute(config: Config, yaml: str, command: list[str]) -> RunFolder:
     write_report(folder)
     if reason := all_failed(recorder):
         raise HarnessError(reason)
+    if config.engine.profile:
+        write_timeline(folder.path / TIMELINE, run.loops, run.requests)
     print_tables(comparison_tables(summary))
     print(f"\n{folder.path}/report.md")
+    if config.engine.profile:
+        print(f"{folder.path}/{TIMELINE} (first steps once more, stretched by the profiler)")
     return folder
 
 
