@@ -17,7 +17,7 @@ from typing import Any
 from harness.core import PAD, Proposal, Sequence
 from harness.grammar.tracked import TrackedMatcher
 from harness.models.verifiers import RejectionSampling
-from harness.step import Step, isolate
+from harness.step import Step
 from strategies.base import Setup, Strategy, until_padding
 
 
@@ -92,9 +92,10 @@ class Vllm(Strategy):
         """Draft freely, then trim each constrained sequence's draft (V1.1)."""
         law = self.setup.draft_law if self.options.probabilistic else None
         step.proposals = step.drafts.free(step.sequences, law)
-        for index, sequence, matcher in step.constrained():
-            with isolate(sequence):
-                self.trim(step.proposals[index], matcher)
+        step.pool.each(
+            step.constrained(),
+            lambda index, _, matcher: self.trim(step.proposals[index], matcher),
+        )
 
     def trim(self, proposal: Proposal, matcher: TrackedMatcher) -> None:
         """Cut the draft to its legal prefix, or pad the rest (V1.1a, V1.1b, V1.1d, V1.1e)."""

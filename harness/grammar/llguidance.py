@@ -96,14 +96,16 @@ class LLGuidanceMatcher(EngineMatcher):
         self._inner.rollback(n)
         del self._history[-n:]
 
-    def _engine_fill(self, mask: torch.Tensor) -> None:
-        self._inner.unsafe_compute_mask_ptr(mask.data_ptr(), mask.nbytes)
+    def _engine_fill(self, mask: torch.Tensor, row: int) -> None:
+        words = self._vocabulary.words
+        address = mask.data_ptr() + row * mask.stride(0) * mask.itemsize
+        self._inner.unsafe_compute_mask_ptr(address, words * mask.itemsize)
         if self._inner.is_error():
-            mask.zero_()
+            mask[row] = 0
             self._inner = self._start.deep_copy()
             self._inner.try_consume_tokens(self._history)
         elif self._engine_may_stop():  # it knows one end token only
-            mask |= self._vocabulary.stop_row
+            mask.numpy()[row, :words] |= self._vocabulary.stop_row
 
     def _engine_may_stop(self) -> bool:
         return bool(self._inner.is_accepting())

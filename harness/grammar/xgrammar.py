@@ -83,8 +83,11 @@ class XGrammarMatcher(EngineMatcher):
     def _engine_rollback(self, n: int) -> None:
         self._inner.rollback(n)
 
-    def _engine_fill(self, mask: torch.Tensor) -> None:
-        self._inner.fill_next_token_bitmask(mask, 0)
+    def _engine_fill(self, mask: torch.Tensor, row: int) -> None:
+        words = self._vocabulary.words
+        if mask.shape[1] > words:  # it takes rows of its own width only
+            mask, row = mask[row : row + 1, :words], 0
+        self._inner.fill_next_token_bitmask(mask, row)
 
     def _engine_may_stop(self) -> bool:
         return bool(self._inner.is_completed())

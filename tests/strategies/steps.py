@@ -11,6 +11,7 @@ from harness.clock import Clock
 from harness.core import PAD, Proposal, RollbackKind, Sequence
 from harness.grammar.masks import MaskBuffer
 from harness.grammar.matcher import TokenTable
+from harness.grammar.pool import GrammarPool
 from harness.grammar.spec import GrammarSpec
 from harness.grammar.tracked import TrackedMatcher
 from harness.step import Step
@@ -68,7 +69,8 @@ def step_of(
     ]
     rows, draft_rows = (MaskBuffer(count, each, len(table), CPU) for each in (strategy.reserve, 1))
     rows.host.fill_(STALE)
-    step = Step(sequences, rows, draft_rows, drafter=None, prefill=False)
+    pool = GrammarPool(1, Clock())
+    step = Step(sequences, rows, draft_rows, drafter=None, prefill=False, pool=pool)
     step.proposals = list(proposals)
     return step
 
