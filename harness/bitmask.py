@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import xgrammar
+from numpy.typing import NDArray
 
 from harness.errors import MatcherError
 
 WORD_BITS = 32
 """Tokens per mask word."""
+
+MaskRow = NDArray[np.int32]
+"""One mask row on the CPU, int32 ``[words]``."""
 
 
 def words(vocab_size: int) -> int:
@@ -22,25 +27,25 @@ def words(vocab_size: int) -> int:
     return -(-vocab_size // WORD_BITS)
 
 
-def dead_end(mask: torch.Tensor, row: int, vocab_size: int) -> bool:
-    """True if no token below ``vocab_size`` is allowed in ``mask[row]`` (T7).
+def dead_end(row: MaskRow, vocab_size: int) -> bool:
+    """True if no token below ``vocab_size`` is allowed in a mask row (T7).
 
     Padding bits of the last word do not count; bit 31, the sign, does.
     """
     whole, spare = divmod(vocab_size, WORD_BITS)
-    if bool(mask[row, :whole].any()):
+    if row[:whole].tobytes() != bytes(4 * whole):  # several times as quick as any()
         return False
-    return not spare or not int(mask[row, whole]) & ((1 << spare) - 1)
+    return not spare or not int(row[whole]) & ((1 << spare) - 1)
 
 
-def apply_rows(
+def mask_rows(
     logits: torch.Tensor, bitmask: torch.Tensor, rows: Sequence[int] | None = None
 ) -> None:
-    """Mask rows of logits in place with xgrammar's kernel.
+    """Mask rows of logits in place with xgrammar's kernel; on CUDA only launched.
 
     Args:
         logits: fp32 ``[R, vocab]``.
-        bitmask: int32 ``[R, words]`` on the CPU; its padding bits are overwritten.
+        bitmask: int32 ``[R, words]`` on the logits' device; its padding bits are overwritten.
         rows: the rows to mask; None = all.
     """
     spare = logits.shape[1] % WORD_BITS
@@ -49,7 +54,7 @@ def apply_rows(
         # column of the next row, unless the padding bits are set; its result ignores them.
         bitmask[:, -1] |= -1 << spare
     indices = None if rows is None else list(rows)
-    xgrammar.apply_token_bitmask_inplace(logits, upload(bitmask, logits.device), indices=indices)
+    xgrammar.apply_token_bitmask_inplace(logits, bitmask, indices=indices)
 
 
 def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -24,6 +24,7 @@ from harness.models.graphs import StaticLM
 from harness.models.language_model import LanguageModel
 from harness.models.pair import Pair, load_pair
 from harness.results.record import Recorder
+from harness.static_logits import Captures, Places
 from harness.text import Codec, HFCodec, canonical_share, output_text
 from harness.workloads.item import Item, to_request
 from harness.workloads.loaders import load
@@ -105,6 +106,7 @@ class Run:
     def __init__(self, config: Config, recorder: Recorder, progress: Progress) -> None:
         self.config = config
         self._clock = Clock()
+        self._places = Places(Captures(self._clock), config.engine.compile)
         self._classes = chosen(config)
         if config.engine.threads:
             torch.set_num_threads(config.engine.threads)
@@ -171,6 +173,7 @@ class Run:
                 self.config.engine,
                 judge,
                 self._clock,
+                self._places,
             )
             for each, judge in zip(made, judges, strict=True)
         ]
@@ -192,12 +195,11 @@ class Run:
 
     def facts(self) -> dict[str, Any]:
         """What the engine did besides decoding: captured graphs, their time, the peak memory."""
-        models = [self._target, *([self.drafter.model] if self.drafter else [])]
-        static = [model for model in models if isinstance(model, StaticLM)]
-        cuda = models[0].device.type == "cuda"
+        captures = self._places.captures
+        cuda = self._target.device.type == "cuda"
         return {
-            "static_shapes": sum(model.graphs for model in static),
-            "capture_s": sum(model.capture_s for model in static),
+            "graphs": captures.graphs,
+            "capture_s": captures.capture_s,
             "peak_memory_mib": torch.cuda.max_memory_allocated() / 2**20 if cuda else None,
         }
 
@@ -254,14 +256,15 @@ class Run:
         target = self._engine(pair, pair.target)
         if pair.draft is None or not any(each.uses_draft for each in made):
             return target, None
-        return target, ModelDrafter(self._engine(pair, pair.draft), self.config.engine.draft_tokens)
+        draft = self._engine(pair, pair.draft)
+        return target, ModelDrafter(draft, self.config.engine.draft_tokens, self._places)
 
     def _engine(self, pair: Pair, model: PreTrainedModel) -> LanguageModel:
         """A model as ``engine.mode`` wants it."""
         engine = self.config.engine
         eager = CausalLM(model, pair.vocab_size, engine.slots, self.max_length)
         if engine.mode == "graphs" or (engine.mode == "auto" and eager.device.type == "cuda"):
-            return StaticLM(eager, 1 + engine.draft_tokens, self._clock, engine.compile)
+            return StaticLM(eager, 1 + engine.draft_tokens, self._places, engine.compile)
         return eager
 
 

@@ -117,12 +117,12 @@ class LlamaCpp(Strategy):
         unsure: torch.Tensor = top.softmax(-1)[:, 0] < self.options.p_min
         return unsure
 
-    def fill_rows(
-        self, step: Step, index: int, sequence: Sequence, matcher: TrackedMatcher
-    ) -> None:
+    def verify_rows(self, step: Step) -> None:
         """Mask no row (L4); only the accounting wants to know what is legal here."""
-        proposal = step.proposals[index]
-        proposal.legal_prefix(matcher.audit(proposal.tokens))
+        for index, sequence, matcher in step.constrained():
+            proposal = step.proposals[index]
+            with isolate(sequence):
+                proposal.legal_prefix(matcher.audit(proposal.tokens))
 
     def verify(self, step: Step, logits: torch.Tensor) -> list[Verdict]:
         """Sample, check, resample; the matchers advance on the way (L14)."""
@@ -175,7 +175,7 @@ class TargetSide:
         if self._sequence.error is None:
             with isolate(self._sequence):
                 self._matcher.fill(mask, row)
-                if dead_end(mask, row, self._vocab_size):
+                if dead_end(mask[row].numpy(), self._vocab_size):
                     raise DeadEnd
                 self._masked = True
         return self._masked

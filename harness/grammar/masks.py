@@ -13,8 +13,9 @@ from typing import Protocol
 
 import torch
 
-from harness.bitmask import WORD_BITS, apply_by_step, apply_rows, dead_end, upload, words
+from harness.bitmask import WORD_BITS, apply_by_step, dead_end, mask_rows, upload, words
 from harness.errors import MatcherError
+from harness.static_logits import Places
 
 
 class RowSource(Protocol):
@@ -37,6 +38,7 @@ class MaskBuffer:
         rows_per_sequence: drafts + 1.
         vocab_size: width of the logits, padding included.
         device: where the logits are.
+        places: logits that stay where they are, so that masking them can be a graph.
 
     Attributes:
         host: int32 ``[sequences * rows_per_sequence, ceil(vocab_size / 32)]`` on the CPU, 1 =
@@ -44,18 +46,25 @@ class MaskBuffer:
     """
 
     def __init__(
-        self, sequences: int, rows_per_sequence: int, vocab_size: int, device: torch.device
+        self,
+        sequences: int,
+        rows_per_sequence: int,
+        vocab_size: int,
+        device: torch.device,
+        places: Places | None = None,
     ) -> None:
         self.sequences = sequences
         self.rows_per_sequence = rows_per_sequence
         self.vocab_size = vocab_size
         self.device = device
+        self._places = places
         rows = sequences * rows_per_sequence
-        # One allocation, pinned for CUDA: the rows as they are filled, and in logits order.
-        cuda = device.type == "cuda"
-        both = torch.zeros((2, rows, words(vocab_size)), dtype=torch.int32, pin_memory=cuda)
-        self.host, self._aligned = both
-        self._uploaded = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]
+        # Pinned for CUDA, and read by copies that are only launched: they have ended when what
+        # was chosen with these masks is read, and no row is filled again before that.
+        self.host = torch.zeros(
+            (rows, words(vocab_size)), dtype=torch.int32, pin_memory=device.type == "cuda"
+        )
+        self._words = self.host.numpy()
         self._flags = [False] * rows
         self._dead: set[int] = set()
 
@@ -97,9 +106,8 @@ class MaskBuffer:
         self._flags[row] = False
         if matcher.terminated:
             return True
-        self._wait()
         matcher.fill(self.host, row)
-        if dead_end(self.host, row, self.vocab_size):
+        if dead_end(self._words[row], self.vocab_size):
             self._dead.add(row)
         else:
             self._flags[row] = True
@@ -108,7 +116,7 @@ class MaskBuffer:
     def copy(self, sequence: int, position: int, source_position: int) -> None:
         """Let a row say what an earlier row of its sequence says, flag included (V1.2d)."""
         row, source = self.row(sequence, position), self.row(sequence, source_position)
-        self.host[row] = self.host[source]
+        self._words[row] = self._words[source]
         self._flags[row] = self._flags[source]
 
     def allows(self, sequence: int, position: int, token: int) -> bool:
@@ -117,7 +125,7 @@ class MaskBuffer:
         if not 0 <= token < self.vocab_size:
             return False
         word, bit = divmod(token, WORD_BITS)
-        return not self._flags[row] or bool(int(self.host[row, word]) >> bit & 1)
+        return not self._flags[row] or bool(int(self._words[row, word]) >> bit & 1)
 
     def apply(self, logits: torch.Tensor, first_row: Sequence[int], rows: Sequence[int]) -> None:
         """Mask packed logits in place, all flagged rows in one call (V1.3b, V1.3c).
@@ -146,12 +154,13 @@ class MaskBuffer:
                     targets.append(first + position)
         if not targets:
             return
-        self._wait()
-        aligned = self._aligned[: len(logits)]
+        place = self._places.find(logits) if self._places else None
+        if place is not None:
+            place.mask(self.host, sources, targets)
+            return
+        aligned = torch.empty((len(logits), self.host.shape[1]), dtype=torch.int32)
         aligned[targets] = self.host[sources]
-        apply_rows(logits, aligned, None if len(targets) == len(logits) else targets)
-        if self._uploaded is not None:
-            self._uploaded.record()
+        mask_rows(logits, upload(aligned, self.device), targets)
 
     def apply_by_step(self, logits: torch.Tensor, first_row: Sequence[int]) -> None:
         """Mask packed logits in place, one call per position that any sequence flags (D15).
@@ -178,13 +187,6 @@ class MaskBuffer:
             if listed:
                 indices = upload(torch.tensor(listed, dtype=torch.int32), self.device)
                 apply_by_step(logits, masks[:, step], indices, ftp, step)
-        if self._uploaded is not None:
-            self._uploaded.record()
-
-    def _wait(self) -> None:
-        """Let the last upload end before its memory is written again; it nearly always has."""
-        if self._uploaded is not None:
-            self._uploaded.synchronize()
 
     def _check_width(self, logits: torch.Tensor) -> None:
         if logits.ndim != 2 or logits.shape[1] != self.vocab_size:

@@ -11,7 +11,7 @@ from transformers import AttentionInterface
 from harness.models.ragged_cache import RaggedLayer
 
 NAME = "ragged"
-NARROW = 8
+NARROW = 16
 """Tokens per row up to which scores are computed as they are: a decode step. The fused kernels
 walk the cells one block after the other, so few queries leave most of the device idle; two matrix
 products do not."""

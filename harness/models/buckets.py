@@ -10,6 +10,11 @@ from harness.models.language_model import RowInput
 SHORTEST_SPAN = 512
 """Cells that the smallest graph attends to; below, a longer span costs next to nothing."""
 NARROWEST_PREFILL = 128
+WIDE = 16
+"""Widest decode step that is not run as a prefill: one that also feeds the tokens of a jump."""
+ROW_STEP = 8
+"""Each number of rows is that many times the one before. A decode step waits for launches and
+memory, not for arithmetic: idle rows cost little, captured shapes time and memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +56,31 @@ class Buckets:
         width = max(len(row.tokens) for row in inputs)
         kept = max(row.logits for row in inputs)
         end = max(row.start + len(row.tokens) for row in inputs)
-        if width <= self.decode_width:
+        if width <= max(self.decode_width, WIDE) and kept <= self.decode_width:
             rows = self._rows(max(row.slot for row in inputs) + 1)
             width = self._decode_width(width)
-            return Bucket(rows, width, self.span(end), width, gathered=False)
+            kept = min(width, self.decode_width)
+            return Bucket(rows, width, self.span(end), kept, gathered=False)
         width = min(_power_of_two(max(width, NARROWEST_PREFILL)), self.max_length)
         kept = 1 if kept == 1 else self.decode_width
-        return Bucket(self._rows(len(inputs)), width, self.span(end), kept, gathered=True)
+        rows = min(_power_of_two(len(inputs)), self.slots)
+        return Bucket(rows, width, self.span(end), kept, gathered=True)
 
     def span(self, end: int) -> int:
         """Cells to attend to where the longest row ends at ``end``."""
         return min(_power_of_two(max(end, SHORTEST_SPAN)), self.max_length)
 
     def _rows(self, count: int) -> int:
-        return min(_power_of_two(count), self.slots)
+        rows = 1
+        while rows < count:
+            rows *= ROW_STEP
+        return min(rows, self.slots)
 
     def _decode_width(self, width: int) -> int:
-        """1 for plain steps, 2 for a draft's first one, else all drafts and one more."""
-        return width if width <= 2 else self.decode_width
+        """1 for plain steps, 2 for a draft's first one, else all drafts and one more, or wide."""
+        if width <= 2:
+            return width
+        return self.decode_width if width <= self.decode_width else WIDE
 
 
 def _power_of_two(n: int) -> int:

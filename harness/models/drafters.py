@@ -11,6 +11,7 @@ from harness.models.draws import draft_uniforms
 from harness.models.graphs import StaticLM
 from harness.models.language_model import LanguageModel, RowInput
 from harness.models.sampling import Sampling, probabilities, sample
+from harness.static_logits import Places, largest, read_back
 
 StopRule = Callable[[torch.Tensor], torch.Tensor]
 """Logits ``[rows, vocab]`` to flags ``[rows]``: stop this chain before adding its token."""
@@ -29,6 +30,7 @@ class DraftChain:
         sampling: the law that drafts are drawn from and reported as ``q``; None = argmax,
             which is one-hot.
         width: tokens per depth; above 1 the runners-up become leaves beside the chain.
+        places: logits that stay where they are, so that choosing from them can be a graph.
     """
 
     def __init__(
@@ -38,9 +40,10 @@ class DraftChain:
         limits: SequenceOf[int],
         sampling: Sampling | None = None,
         width: int = 1,
+        places: Places | None = None,
     ) -> None:
         self._model, self._sequences, self._limits = model, sequences, limits
-        self._sampling, self._width = sampling, width
+        self._sampling, self._width, self._places = sampling, width, places
         self._chains: list[list[int]] = [[] for _ in sequences]
         self._leaves: list[list[list[int]]] = [[] for _ in sequences]
         self._q: list[list[torch.Tensor]] = [[] for _ in sequences]
@@ -83,7 +86,10 @@ class DraftChain:
 
     def extend(self, logits: torch.Tensor, stop: StopRule | None = None) -> None:
         """Draw a draft for each active sequence; a full or stopped one leaves ``active``."""
-        if self._sampling is None:
+        if self._sampling is None and self._width == 1:
+            chosen = self._places.choose(largest, logits) if self._places else largest(logits)
+            tokens = chosen[:, None]
+        elif self._sampling is None:
             tokens = logits.topk(self._width, dim=-1).indices
         else:
             q = probabilities(logits, self._sampling)
@@ -91,9 +97,10 @@ class DraftChain:
             tokens = sample(q, torch.tensor(u, dtype=torch.float64, device=q.device))[:, None]
             for row, i in enumerate(self.active):
                 self._q[i].append(q[row])
-        stopped = [False] * len(self.active) if stop is None else stop(logits).tolist()
+        stopped = [False] * len(self.active) if stop is None else read_back(stop(logits)).tolist()
+        nodes = read_back(tokens).tolist()
         still = []
-        for i, (token, *leaves), ends in zip(self.active, tokens.tolist(), stopped, strict=True):
+        for i, (token, *leaves), ends in zip(self.active, nodes, stopped, strict=True):
             if ends:
                 continue
             self._chains[i].append(token)
@@ -145,11 +152,16 @@ class ModelDrafter:
     Args:
         model: the draft model.
         draft_tokens: K, the most drafts per step.
+        places: logits that stay where they are.
     """
 
-    def __init__(self, model: LanguageModel, draft_tokens: int) -> None:
+    def __init__(
+        self, model: LanguageModel, draft_tokens: int, places: Places | None = None
+    ) -> None:
         self.model = model
         self.draft_tokens = draft_tokens
+        self._places = places
+        self._replays = False  # the last drafts came from one replay
 
     def prefill(self, sequences: SequenceOf[Sequence]) -> None:
         """Feed the prompts, so that the first draft step is like the others."""
@@ -158,6 +170,12 @@ class ModelDrafter:
         )
         for sequence in sequences:
             sequence.draft_length = sequence.length
+
+    def run_ahead(self, sequences: SequenceOf[Sequence]) -> None:
+        """Launch what the next drafts begin with, if they are made like the last ones."""
+        inputs = _pending(sequences, self._limits(sequences, None))
+        if inputs and isinstance(self.model, StaticLM):
+            self.model.run_ahead(inputs, self.draft_tokens if self._replays else 0)
 
     def chain(
         self,
@@ -168,7 +186,9 @@ class ModelDrafter:
     ) -> DraftChain:
         """A draft loop of at most K tokens, or ``limit``; one of the remaining tokens is left
         to the target's own, so no draft stands past the length limit (L11)."""
-        return DraftChain(self.model, sequences, self._limits(sequences, limit), sampling, width)
+        limits = self._limits(sequences, limit)
+        self._replays = False
+        return DraftChain(self.model, sequences, limits, sampling, width, self._places)
 
     def free(
         self,
@@ -197,23 +217,29 @@ class ModelDrafter:
     ) -> list[Proposal] | None:
         """All draft steps of the argmax chain in one go; None where that cannot be."""
         limits = self._limits(sequences, limit)
-        drafting = [each for each, most in zip(sequences, limits, strict=True) if most]
-        proposals = [Proposal() for _ in sequences]
-        if not drafting:
-            return proposals
-        k = max(limits)
-        chains = model.greedy_chain(
-            [RowInput(each.slot, each.draft_length, each.draft_pending) for each in drafting], k
-        )
+        inputs = _pending(sequences, limits)
+        k = self.draft_tokens  # also where fewer are wanted: one graph serves all
+        chains = model.greedy_chain(inputs, k) if inputs else []
         if chains is None:
             return None
-        by_slot = {each.slot: chain for each, chain in zip(drafting, chains, strict=True)}
+        self._replays = True
+        chain = iter(chains)
+        proposals = [Proposal() for _ in sequences]
         for index, (sequence, most) in enumerate(zip(sequences, limits, strict=True)):
             if most:
-                chain = by_slot[sequence.slot]
-                sequence.draft_length, sequence.draft_ahead = sequence.length, chain[:-1]
-                proposals[index] = Proposal(chain[:most], draft_forwards=k)
+                drafts = next(chain)
+                sequence.draft_length, sequence.draft_ahead = sequence.length, drafts[:-1]
+                proposals[index] = Proposal(drafts[:most], draft_forwards=k)
         return proposals
+
+
+def _pending(sequences: SequenceOf[Sequence], limits: SequenceOf[int]) -> list[RowInput]:
+    """What the draft model has to read first, of the sequences that get drafts."""
+    return [
+        RowInput(each.slot, each.draft_length, each.draft_pending)
+        for each, most in zip(sequences, limits, strict=True)
+        if most
+    ]
 
 
 def settle(sequence: Sequence, emitted: SequenceOf[int]) -> None:

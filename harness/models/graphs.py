@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import torch
 
-from harness.clock import Clock
 from harness.models.buckets import Bucket, Buckets
 from harness.models.causal_lm import CausalLM, see_causally
+from harness.models.compiling import compile_decoder
 from harness.models.language_model import RowInput
-
-WARM_UPS = 2
-"""Runs before a capture: they allocate, choose kernels and compile."""
+from harness.static_logits import Captures, Mailbox, Places, largest
 
 
 class StaticLM:
@@ -25,145 +24,134 @@ class StaticLM:
     Args:
         model: the model and its cache.
         decode_width: most tokens that a decode step feeds per row.
-        clock: takes the time of captures out of the step that needs them, as ``capture``.
-        compile: run torch.compile on the decoder layers first.
-
-    Attributes:
-        graphs: captured shapes so far.
-        capture_s: time to warm up, compile and capture them, s.
+        places: gets the logits of every shape.
+        compile: run torch.compile on the decoder first.
     """
 
     def __init__(
-        self, model: CausalLM, decode_width: int, clock: Clock, compile: bool = False
+        self, model: CausalLM, decode_width: int, places: Places, compile: bool = False
     ) -> None:
         self.model = model
         self.vocab_size, self.device = model.vocab_size, model.device
         self.max_length = model.max_length
         self.buckets = Buckets(model.slots, model.max_length, decode_width)
-        self.graphs, self.capture_s = 0, 0.0
-        self._clock = clock
+        self._places = places
         self._forwards: dict[Bucket, Forward] = {}
         self._chains: dict[tuple[Bucket, int], Chain] = {}
+        self._expected: tuple[Station, Sequence[RowInput]] | None = None
         if compile:
-            compile_layers(model.model, one_row=model.slots == 1)
+            compile_decoder(model.model)
 
     @torch.inference_mode()
     def forward(self, inputs: Sequence[RowInput]) -> torch.Tensor:
         """See ``LanguageModel.forward``."""
-        bucket = self.buckets.choose(inputs)
-        if bucket is None:
+        station = self._forward(inputs)
+        if station is None:
             return self.model.forward(inputs)
-        if bucket not in self._forwards:
-            self._forwards[bucket] = Forward(self.model, bucket)
-            self._record(self._forwards[bucket])
-        station = self._forwards[bucket]
-        rows = station.load(inputs)
-        station.run()
-        return station.logits[:rows]
+        self._launch(station, inputs)
+        return station.logits[: sum(row.logits for row in inputs)]
 
     @torch.inference_mode()
     def greedy_chain(self, inputs: Sequence[RowInput], k: int) -> list[list[int]] | None:
         """Draft ``k`` tokens per row by argmax, without coming back to the host in between.
 
         Args:
-            inputs: pending tokens, at most two per row.
+            inputs: the pending tokens.
             k: drafts per row; the cache is written up to draft ``k - 1``.
 
         Returns:
-            The drafts, or None if a row has more than two pending tokens.
+            The drafts, or None if a row has so many pending tokens that this is a prefill.
         """
-        if max(len(row.tokens) for row in inputs) > 2:
+        station = self._chain(inputs, k)
+        if station is None:
             return None
+        self._launch(station, inputs)
+        drafts = station.mailbox.read().tolist()
+        return [drafts[row.slot] for row in inputs]
+
+    @torch.inference_mode()
+    def run_ahead(self, inputs: Sequence[RowInput], k: int = 0) -> None:
+        """Launch what is expected next: a forward, or with ``k`` a chain. The call with just
+        these inputs finds it launched; any other call starts anew, at the price of the wait."""
+        station = self._chain(inputs, k) if k else self._forward(inputs)
+        if station is not None:
+            self._launch(station, inputs)
+            self._expected = station, inputs
+
+    def _launch(self, station: Station, inputs: Sequence[RowInput]) -> None:
+        expected, self._expected = self._expected, None
+        if expected != (station, inputs):
+            station.load(inputs)
+            station.run()
+
+    def _forward(self, inputs: Sequence[RowInput]) -> Forward | None:
+        """The station of a forward; None for a tree."""
+        bucket = self.buckets.choose(inputs)
+        if bucket is None:
+            return None
+        if bucket not in self._forwards:
+            station = self._forwards[bucket] = Forward(self.model, bucket)
+            station.record(self._places.captures)
+            self._places.add(station.logits)
+        return self._forwards[bucket]
+
+    def _chain(self, inputs: Sequence[RowInput], k: int) -> Chain | None:
+        """The station of a chain; None behind pending tokens that take a prefill."""
         end = max(row.start + len(row.tokens) for row in inputs) + k - 1
         first = self.buckets.choose(inputs)
-        assert first is not None
-        bucket = Bucket(first.rows, 2, self.buckets.span(end), 1, gathered=False)
+        if first is None or first.gathered:
+            return None
+        bucket = Bucket(first.rows, first.width, self.buckets.span(end), 1, gathered=False)
         if (bucket, k) not in self._chains:
-            self._chains[bucket, k] = Chain(self.model, bucket, k)
-            self._record(self._chains[bucket, k])
-        station = self._chains[bucket, k]
-        station.load(inputs)
-        station.run()
-        drafts = station.drafts.tolist()  # waits for the device
-        return [drafts[row.slot] for row in inputs]
+            station = self._chains[bucket, k] = Chain(self.model, bucket, k)
+            station.record(self._places.captures)
+        return self._chains[bucket, k]
 
     def keep_path(self, slot: int, start: int, path: Sequence[int]) -> None:
         """See ``LanguageModel.keep_path``."""
         self.model.keep_path(slot, start, path)
 
-    def _record(self, station: Station) -> None:
-        with self._clock.span("capture") as span:
-            station.record()
-        self.graphs += 1
-        self.capture_s += span.us / 1e6
-
 
 class Station:
-    """Static buffers of one bucket, and a body that runs on them.
-
-    Attributes:
-        tokens, cells: ``[rows, width]`` in pinned memory, as NumPy sees it.
-    """
+    """Static buffers of one bucket, and a body that runs on them."""
 
     def __init__(self, model: CausalLM, bucket: Bucket) -> None:
         self._model, self.bucket = model, bucket
         rows, width = bucket.rows, bucket.width
         self._sizes = [rows * width, rows * width, rows * bucket.kept, rows]
         cuda = model.device.type == "cuda"
-        host = torch.zeros(sum(self._sizes), dtype=torch.long, pin_memory=cuda)
-        self._host, self._device = host, torch.zeros_like(host, device=model.device)
-        parts = [part.numpy() for part in torch.split(host, self._sizes)]
-        self.tokens, self.cells = parts[0].reshape(rows, width), parts[1].reshape(rows, width)
-        self._picked, self._slots = parts[2], parts[3]
-        self._clear()
+        self._host = torch.zeros(sum(self._sizes), dtype=torch.long, pin_memory=cuda)
+        torch.split(self._host, self._sizes)[1].fill_(model.max_length)  # scratch cells
+        self._device = torch.zeros_like(self._host, device=model.device)
+        self._inbox = self._host.numpy()
         self.run: Callable[[], None] = self._body
 
-    def load(self, inputs: Sequence[RowInput]) -> int:
-        """Lay the inputs out in the host buffer; rows end together, padding stands on the left.
-
-        Returns:
-            The number of wanted rows of logits.
-        """
-        self._clear()
-        kept, count = self.bucket.kept, 0
+    def load(self, inputs: Sequence[RowInput]) -> None:
+        """Lay the inputs out in the host buffer; rows end together, padding stands on the left."""
+        size, kept = self.bucket.rows, self.bucket.kept
+        idle, scratch = [0] * self.bucket.width, [self._model.max_length] * self.bucket.width
+        tokens, cells, slots = [idle] * size, [scratch] * size, [0] * size
+        picked: list[int] = []
         for index, row in enumerate(inputs):
             b = index if self.bucket.gathered else row.slot
             n = len(row.tokens)
-            self.tokens[b, -n:] = row.tokens
-            self.cells[b, -n:] = range(row.start, row.start + n)
-            self._slots[b] = row.slot
-            wanted = range((b + 1) * kept - row.logits, (b + 1) * kept)
-            self._picked[count : count + row.logits] = wanted
-            count += row.logits
-        return count
+            tokens[b] = idle[n:] + row.tokens
+            cells[b] = [*scratch[n:], *range(row.start, row.start + n)]
+            slots[b] = row.slot
+            picked.extend(range((b + 1) * kept - row.logits, (b + 1) * kept))
+        unpicked = [0] * (size * kept - len(picked))
+        # One conversion of all: NumPy's price is per call.
+        self._inbox[:] = [*chain(*tokens), *chain(*cells), *picked, *unpicked, *slots]
 
-    def record(self) -> None:
-        """Warm up on scratch cells, then capture; without CUDA the body is run directly."""
-        if self._model.device.type != "cuda":
-            return
+    def record(self, captures: Captures) -> None:
+        """Capture the body, on scratch cells."""
         # Prefills come in many shapes and keep the device busy: not worth a compilation.
         stance = "force_eager" if self.bucket.gathered else "default"
         with torch.compiler.set_stance(stance):
-            self._capture()
-
-    def _capture(self) -> None:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UPS):
-                self._body()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._body()
-        self.run = graph.replay
+            self.run = captures.graph(self._body, self._model.device)
 
     def _body(self) -> None:
         raise NotImplementedError
-
-    def _clear(self) -> None:
-        self.tokens[:] = 0
-        self.cells[:] = self._model.max_length  # scratch
 
     def _inputs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Tokens, cells, wanted rows and slots, fresh on the device."""
@@ -188,27 +176,30 @@ class Forward(Station):
         logits: fp32 ``[rows * kept, vocab]``; the wanted rows come first.
     """
 
-    logits: torch.Tensor
+    def __init__(self, model: CausalLM, bucket: Bucket) -> None:
+        super().__init__(model, bucket)
+        shape = bucket.rows * bucket.kept, model.vocab_size
+        self.logits = torch.empty(shape, dtype=torch.float32, device=model.device)
 
     def _body(self) -> None:
         tokens, cells, picked, slots = self._inputs()
         rows = slots if self.bucket.gathered else slice(0, self.bucket.rows)
         logits = self._logits(tokens, cells, rows, self.bucket.kept)
-        self.logits = logits.flatten(0, 1)[picked].float()
+        self.logits.copy_(logits.flatten(0, 1)[picked])
 
 
 class Chain(Station):
     """K greedy draft steps of a bucket.
 
     Attributes:
-        drafts: ``[rows, k]`` on the device.
+        mailbox: gets the drafts, int64 ``[rows, k]``.
     """
-
-    drafts: torch.Tensor
 
     def __init__(self, model: CausalLM, bucket: Bucket, k: int) -> None:
         super().__init__(model, bucket)
         self._k = k
+        drafts = torch.empty((bucket.rows, k), dtype=torch.long, device=model.device)
+        self.mailbox = Mailbox(drafts)
 
     def _body(self) -> None:
         tokens, cells, _, _ = self._inputs()
@@ -216,22 +207,7 @@ class Chain(Station):
         drafts = []
         for _ in range(self._k):
             logits = self._logits(tokens, cells, rows, 1)
-            tokens = logits[:, -1].argmax(-1, keepdim=True)
+            tokens = largest(logits[:, -1])[:, None]
             cells = (cells[:, -1:] + 1).clamp(max=scratch)  # an idle row stays there
             drafts.append(tokens)
-        self.drafts = torch.cat(drafts, dim=1)
-
-
-def compile_layers(model: torch.nn.Module, one_row: bool) -> None:
-    """Put torch.compile under the decoder layers: one compilation per shape serves them all.
-
-    Args:
-        model: the causal LM.
-        one_row: batches have one row, so matrix products may become reductions that fuse with
-            their neighbours. Inductor does that together with a search that takes its time.
-    """
-    torch._dynamo.config.allow_unspec_int_on_nn_module = True
-    torch._dynamo.config.recompile_limit = 64
-    options = {"coordinate_descent_tuning": one_row}
-    for layer in model.get_decoder().layers:  # type: ignore[operator]
-        layer.compile(dynamic=False, options=options)
+        self.mailbox.send(torch.cat(drafts, dim=1))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from harness.bitmask import apply_rows, words
+from harness.bitmask import mask_rows, upload, words
 from harness.core import PAD, Proposal, Verdict
 from harness.models.draws import RESAMPLE, SAMPLE, Draws
 from harness.models.verification import (
     Constraint,
     Verifier,
     VerifyBatch,
+    argmax_tokens,
     own_tokens,
     require_chains,
 )
@@ -34,7 +36,7 @@ class CheckThenResample(Verifier):
     def verify(self, batch: VerifyBatch) -> list[Verdict]:
         require_chains(batch, self)
         draws = batch.draws()
-        tokens, gaps = own_tokens(batch.logits, batch.sampling, draws[:, SAMPLE])
+        tokens, gaps = own_tokens(batch.logits, batch.sampling, draws[:, SAMPLE], batch.places)
         constraints = batch.constraints or [None] * len(batch.proposals)
         walks = [
             _Walk(*of_sequence)
@@ -97,10 +99,24 @@ def _resample(batch: VerifyBatch, walks: list[_Walk], u: Draws) -> None:
     if not legal:
         return
     rows = [walk.row for walk in legal]
-    # Indexing copies: the row is masked as the model gave it, not as the first try left it.
-    logits = batch.logits[rows]
-    apply_rows(logits, mask[: len(legal)])
-    tokens, gaps = own_tokens(logits, batch.sampling, u[rows])
-    for index, walk in enumerate(legal):
-        if not walk.emit(tokens[index], gaps[index : index + 1]):
+    for walk, token, gap in zip(
+        legal, *_second_choices(batch, rows, mask[: len(legal)], u), strict=True
+    ):
+        if not walk.emit(token, [gap] if batch.sampling.greedy else []):
             walk.ended = True
+
+
+def _second_choices(
+    batch: VerifyBatch, rows: list[int], mask: torch.Tensor, u: Draws
+) -> tuple[list[int], list[float]]:
+    """What is chosen in ``rows`` under their masks, and for greedy sampling its lead."""
+    place = batch.places.find(batch.logits) if batch.places else None
+    if place is not None and batch.sampling.greedy:
+        # In place: a row that is masked here has been refused, and is never looked at again.
+        place.mask(mask, range(len(rows)), rows)
+        tokens, gaps = argmax_tokens(batch.logits, batch.places)
+        return [tokens[row] for row in rows], [gaps[row] for row in rows]
+    logits = batch.logits[upload(torch.tensor(rows), batch.logits.device)]
+    mask_rows(logits, upload(mask, logits.device))
+    tokens, gaps = own_tokens(logits, batch.sampling, u[rows])
+    return tokens, gaps or [math.nan] * len(tokens)

@@ -8,7 +8,6 @@ of a row is that of row 0 plus its depth. In a tree, parents stand before their 
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,6 +19,7 @@ from harness.core import PAD, Proposal, Verdict, first_rows
 from harness.errors import ConfigError
 from harness.models.draws import Draws, uniforms
 from harness.models.sampling import Sampling, probabilities, sample
+from harness.static_logits import Places, leads, read_back
 
 
 class Constraint(Protocol):
@@ -54,6 +54,7 @@ class VerifyBatch:
         positions: the output position of each sequence's row 0.
         sampling: how the target's law is made from its logits.
         constraints: each sequence's grammar, for ``CheckThenResample`` only; None = free text.
+        places: logits that stay where they are, so that choosing from them can be a graph.
     """
 
     logits: torch.Tensor
@@ -62,6 +63,7 @@ class VerifyBatch:
     positions: list[int]
     sampling: Sampling
     constraints: list[Constraint | None] | None = None
+    places: Places | None = None
 
     @property
     def first_row(self) -> list[int]:
@@ -115,31 +117,34 @@ class Verifier(ABC):
         """
 
 
-def argmax_tokens(logits: torch.Tensor) -> tuple[list[int], list[float]]:
+def argmax_tokens(
+    logits: torch.Tensor, places: Places | None = None
+) -> tuple[list[int], list[float]]:
     """Per row the first largest logit's token, and its lead over the runner-up.
 
     ``PAD`` where every token is forbidden; the lead over forbidden ones is infinite. One copy
     to the host.
     """
-    best = logits.max(dim=-1)
-    runner_up = logits.scatter(-1, best.indices.unsqueeze(-1), -math.inf).amax(dim=-1)
-    tokens = torch.where(best.values == -math.inf, PAD, best.indices)
-    packed = torch.stack([tokens.double(), (best.values - runner_up).double()]).tolist()
-    return [int(token) for token in packed[0]], packed[1]
+    chosen = places.choose(leads, logits) if places else read_back(leads(logits))
+    tokens, gaps = chosen.tolist()
+    return [int(token) for token in tokens], gaps
 
 
-def own_tokens(logits: torch.Tensor, sampling: Sampling, u: Draws) -> tuple[list[int], list[float]]:
+def own_tokens(
+    logits: torch.Tensor, sampling: Sampling, u: Draws, places: Places | None = None
+) -> tuple[list[int], list[float]]:
     """Per row the token that the target itself chooses, and for greedy sampling its lead.
 
     Args:
         logits: ``[rows, vocab]``.
         sampling: how to choose.
         u: ``[rows]`` uniforms in [0, 1).
+        places: where logits stay, if they do.
     """
     if sampling.greedy:
-        return argmax_tokens(logits)
+        return argmax_tokens(logits, places)
     law = probabilities(logits, sampling)
-    return sample(law, torch.from_numpy(u).to(law.device)).tolist(), []
+    return read_back(sample(law, torch.from_numpy(u).to(law.device))).tolist(), []
 
 
 def require_chains(batch: VerifyBatch, verifier: Verifier) -> None:

@@ -27,6 +27,7 @@ from harness.models.verification import (
     own_tokens,
     require_chains,
 )
+from harness.static_logits import read_back
 
 __all__ = [
     "CheckThenResample",
@@ -44,7 +45,7 @@ class Greedy(Verifier):
     """Follow the target's argmax: V1.7a for chains, S2g for trees. Fills ``Verdict.gaps``."""
 
     def verify(self, batch: VerifyBatch) -> list[Verdict]:
-        return _follow(batch, *argmax_tokens(batch.logits))
+        return _follow(batch, *argmax_tokens(batch.logits, batch.places))
 
 
 class MatchOwnSample(Verifier):
@@ -58,7 +59,7 @@ class MatchOwnSample(Verifier):
         require_chains(batch, self)
         if batch.sampling.greedy:
             return Greedy().verify(batch)
-        own = own_tokens(batch.logits, batch.sampling, batch.draws()[:, SAMPLE])
+        own = own_tokens(batch.logits, batch.sampling, batch.draws()[:, SAMPLE], batch.places)
         return _follow(batch, *own)
 
 
@@ -82,7 +83,7 @@ class RejectionSampling(Verifier):
             if proposal.q is not None:
                 q[first : first + len(proposal.tokens)] = proposal.q
         draws = batch.draws()
-        rows = _judge(p, q, parents, drafts, draws).tolist()
+        rows = read_back(_judge(p, q, parents, drafts, draws)).tolist()
         verdicts = []
         for first, proposal in zip(batch.first_row, batch.proposals, strict=True):
             accepted = 0
@@ -125,7 +126,7 @@ class TargetOnly(Verifier):
         parents, drafts = batch.layout()
         children = _one_hot(p, parents, drafts)
         draws = batch.draws()
-        rows = _judge(p, children, parents, drafts, draws).tolist()
+        rows = read_back(_judge(p, children, parents, drafts, draws)).tolist()
         verdicts = []
         for first, proposal in zip(batch.first_row, batch.proposals, strict=True):
             own = slice(first, first + 1 + len(proposal.tokens))

@@ -12,8 +12,9 @@ from harness.core import Sequence
 from harness.models.buckets import Bucket, Buckets
 from harness.models.causal_lm import CausalLM
 from harness.models.drafters import ModelDrafter, settle
-from harness.models.graphs import StaticLM
+from harness.models.graphs import StaticLM, Station
 from harness.models.language_model import RowInput
+from harness.static_logits import Captures, Places
 from tests.tiny_pair import random_llama
 from tests.toys import request, toy_table
 
@@ -30,7 +31,7 @@ def pair_of_engines(
 ) -> tuple[CausalLM, StaticLM]:
     """The same weights, eager and static."""
     eager, static = (CausalLM(each, VOCAB, SLOTS, LENGTH) for each in llamas)
-    return eager, StaticLM(static, WIDTH, Clock())
+    return eager, StaticLM(static, WIDTH, Places(Captures(Clock())))
 
 
 def row(slot: int, start: int, count: int, logits: int = 1) -> RowInput:
@@ -41,14 +42,15 @@ def row(slot: int, start: int, count: int, logits: int = 1) -> RowInput:
     ("inputs", "bucket"),
     [
         ([row(0, 9, 1)], Bucket(1, 1, 512, 1, gathered=False)),
-        ([row(2, 9, 1)], Bucket(4, 1, 512, 1, gathered=False)),
+        ([row(2, 9, 1)], Bucket(7, 1, 512, 1, gathered=False)),
         ([row(6, 9, 1)], Bucket(7, 1, 512, 1, gathered=False)),
         ([row(0, 9, 2)], Bucket(1, 2, 512, 2, gathered=False)),
         ([row(0, 9, 3, 2)], Bucket(1, 5, 512, 5, gathered=False)),
-        ([row(1, 510, 1), row(0, 516, 5, 5)], Bucket(2, 5, 1000, 5, gathered=False)),
+        ([row(1, 510, 1), row(0, 516, 5, 5)], Bucket(7, 5, 1000, 5, gathered=False)),
         ([row(5, 0, 100), row(2, 0, 7)], Bucket(2, 128, 512, 1, gathered=True)),
         ([row(5, 0, 300)], Bucket(1, 512, 512, 1, gathered=True)),
-        ([row(5, 20, 9, 3)], Bucket(1, 128, 512, 5, gathered=True)),
+        ([row(5, 20, 9, 3)], Bucket(7, 16, 512, 5, gathered=False)),
+        ([row(0, 20, 17, 3)], Bucket(1, 128, 512, 5, gathered=True)),
         ([row(0, 900, 1)], Bucket(1, 1, 1000, 1, gathered=False)),
     ],
 )
@@ -109,14 +111,55 @@ def test_a_replayed_chain_drafts_what_the_loop_drafts(
     assert drafted(static) == drafted(eager)
 
 
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[list[RowInput]]:
+    """What is loaded into stations from now on."""
+    loaded: list[list[RowInput]] = []
+    load = Station.load
+
+    def spy(station: Station, inputs: list[RowInput]) -> None:
+        loaded.append(inputs)
+        load(station, inputs)
+
+    monkeypatch.setattr(Station, "load", spy)
+    return loaded
+
+
+def test_what_was_run_ahead_is_not_run_again(
+    llamas: tuple[LlamaForCausalLM, LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager, static = pair_of_engines(llamas)
+    loaded = launches(monkeypatch)
+    inputs = [row(0, 0, 3), row(2, 0, 4)]
+    static.run_ahead(inputs)
+    torch.testing.assert_close(
+        static.forward(list(inputs)), eager.forward(inputs), atol=2e-4, rtol=1e-4
+    )
+    assert len(loaded) == 1
+    static.run_ahead(inputs, k=2)
+    drafts = static.greedy_chain(inputs, 2)
+    assert len(loaded) == 2
+    assert drafts == static.greedy_chain(inputs, 2)
+    assert len(loaded) == 3  # the same again is work again
+
+
+def test_what_was_run_ahead_in_vain_does_no_harm(
+    llamas: tuple[LlamaForCausalLM, LlamaForCausalLM],
+) -> None:
+    eager, static = pair_of_engines(llamas)
+    static.run_ahead([RowInput(0, 0, [9, 9]), RowInput(1, 0, [8, 8])])
+    inputs = [RowInput(0, 0, [3, 1]), RowInput(1, 0, [8, 8])]
+    torch.testing.assert_close(static.forward(inputs), eager.forward(inputs), atol=2e-4, rtol=1e-4)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_captured_graph_gives_the_eager_logits(compiled: bool) -> None:
     eager = CausalLM(random_llama(0).cuda(), VOCAB, SLOTS, LENGTH)
     clock = Clock()
+    places = Places(Captures(clock))
     model = CausalLM(random_llama(0).cuda(), VOCAB, SLOTS, LENGTH)
-    static = StaticLM(model, WIDTH, clock, compiled)
+    static = StaticLM(model, WIDTH, places, compiled)
     for inputs in (
         [row(0, 0, 9), row(1, 0, 20)],
         [row(0, 9, 1), row(1, 20, 1)],
@@ -126,5 +169,5 @@ def test_a_captured_graph_gives_the_eager_logits(compiled: bool) -> None:
         torch.testing.assert_close(
             static.forward(inputs), eager.forward(inputs), atol=1e-3, rtol=1e-3
         )
-    assert static.graphs == 3  # the last forward is of the second one's shape
+    assert places.captures.graphs == 3  # the last forward is of the second one's shape
     assert clock.us["capture"] > 0

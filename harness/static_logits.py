@@ -1,0 +1,228 @@
+"""Work on logits that every forward of one shape leaves in the same place.
+
+There the masking and the choice of tokens can be graphs too: captured once, replayed ever after.
+Elsewhere (eager forwards, trees, a CPU) the same work runs as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from harness.bitmask import mask_rows, words
+from harness.clock import Clock
+from harness.core import PAD
+
+WARM_UPS = 2
+"""Runs before a capture: they allocate, choose kernels and compile."""
+BLOCK = 256
+"""Columns per block where a row is reduced in two stages. In one, a row occupies one of the
+device's processors and leaves the others idle."""
+EVERY_TOKEN = -1
+"""A mask word that allows all of its tokens."""
+
+Work = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Captures:
+    """Turns device work into CUDA graphs, and counts them.
+
+    Args:
+        clock: takes the time of captures out of the step that needs them, as ``capture``.
+
+    Attributes:
+        graphs: captured so far (on a CPU: what would be).
+        capture_s: time to warm up, compile and capture them, s.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.graphs, self.capture_s = 0, 0.0
+        self._clock = clock
+
+    def graph(self, body: Callable[[], None], device: torch.device) -> Callable[[], None]:
+        """Capture ``body`` and return its replay; without CUDA, ``body`` itself.
+
+        Args:
+            body: launches work on tensors that stay where they are. It is run before the
+                capture, so running it more than once must do no harm.
+            device: where the work runs.
+        """
+        with self._clock.span("capture") as span:
+            replay = _captured(body, device) if device.type == "cuda" else body
+        self.graphs += 1
+        self.capture_s += span.us / 1e6
+        return replay
+
+
+def _captured(body: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UPS):
+            body()
+    torch.cuda.current_stream(device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        body()
+    return graph.replay
+
+
+class Mailbox:
+    """Memory on the CPU that a graph sends a result to.
+
+    Args:
+        values: the result, where the graph leaves it.
+    """
+
+    def __init__(self, values: torch.Tensor) -> None:
+        cuda = values.is_cuda
+        self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=cuda)
+        self._stream = torch.cuda.current_stream(values.device) if cuda else None
+        self._sent = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]
+
+    def send(self, values: torch.Tensor) -> None:
+        """The copy to the CPU, part of the graph."""
+        self._host.copy_(values, non_blocking=True)
+
+    def read(self) -> torch.Tensor:
+        """Wait for what has been launched; the result, until the next one is sent."""
+        if self._sent is not None:
+            self._sent.record(self._stream)
+            self._sent.synchronize()
+        return self._host
+
+
+def read_back(values: torch.Tensor) -> torch.Tensor:
+    """A copy of ``values`` on the CPU, where no graph sends it."""
+    if values.device.type == "cpu":
+        return values
+    mailbox = Mailbox(values)
+    mailbox.send(values)
+    return mailbox.read()
+
+
+def largest(logits: torch.Tensor) -> torch.Tensor:
+    """The first largest logit of each row, int64 ``[rows]``."""
+    _, block, within = _largest(_blocks(logits))
+    return (block * BLOCK + within).squeeze(1)
+
+
+def leads(logits: torch.Tensor) -> torch.Tensor:
+    """The first largest logit of each row and its lead over the runner-up.
+
+    Args:
+        logits: fp32 ``[rows, vocab]``.
+
+    Returns:
+        fp64 ``[2, rows]``: token ids (``PAD`` where every token is forbidden) and leads, which
+        are infinite over forbidden tokens.
+    """
+    blocks = _blocks(logits)
+    tops, block, within = _largest(blocks)
+    best = tops.gather(1, block)
+    home = blocks.gather(1, block.unsqueeze(-1).expand(-1, 1, BLOCK)).squeeze(1)
+    inside = home.scatter(1, within, -math.inf).amax(-1, keepdim=True)
+    outside = tops.scatter(1, block, -math.inf).amax(-1, keepdim=True)
+    token = torch.where(best == -math.inf, PAD, block * BLOCK + within)
+    lead = best - torch.maximum(inside, outside)
+    return torch.cat([token.double(), lead.double()], dim=1).T
+
+
+def _blocks(logits: torch.Tensor) -> torch.Tensor:
+    """``[rows, blocks, BLOCK]``, filled up with forbidden columns."""
+    spare = -logits.shape[1] % BLOCK
+    padded = F.pad(logits, (0, spare), value=-math.inf) if spare else logits
+    return padded.reshape(len(logits), -1, BLOCK)
+
+
+def _largest(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Each block's largest ``[rows, blocks]``; of each row the block and the column in it."""
+    tops, columns = blocks.max(-1)
+    block = tops.max(-1, keepdim=True).indices
+    return tops, block, columns.gather(1, block)
+
+
+class StaticLogits:
+    """One place for logits, with what is done to them as graphs.
+
+    Args:
+        logits: fp32 ``[R, vocab]``; each forward writes the rows that it wants to the front.
+        captures: makes the graphs.
+    """
+
+    def __init__(self, logits: torch.Tensor, captures: Captures) -> None:
+        self.logits, self._captures = logits, captures
+        rows, vocab_size = logits.shape
+        shape = rows, words(vocab_size)
+        self._masks = torch.empty(shape, dtype=torch.int32, pin_memory=logits.is_cuda)
+        self._on_device = torch.empty_like(self._masks, device=logits.device)
+        self._host = self._masks.numpy()
+        self._replays: dict[str, Callable[[], None]] = {}
+        self._mailboxes: dict[str, Mailbox] = {}
+
+    def mask(self, bitmask: torch.Tensor, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Mask ``logits[targets]`` by ``bitmask[sources]``, int32 on the CPU; only launched.
+
+        The copy of the last masks has ended: what was chosen with them has been read.
+        """
+        self._host[:] = EVERY_TOKEN
+        self._host[targets] = bitmask.numpy()[sources]
+        self._run("mask", self._apply)
+
+    def choose(self, name: str, work: Work) -> torch.Tensor:
+        """``work(logits)`` of all R rows on the CPU, overwritten by the next call.
+
+        Args:
+            name: of the work, which is captured when it is first asked for.
+            work: launches it.
+        """
+        if name not in self._mailboxes:
+            self._mailboxes[name] = Mailbox(work(self.logits))
+        mailbox = self._mailboxes[name]
+        self._run(name, lambda: mailbox.send(work(self.logits)))
+        return mailbox.read()
+
+    def _apply(self) -> None:
+        self._on_device.copy_(self._masks, non_blocking=True)
+        mask_rows(self.logits, self._on_device)
+
+    def _run(self, name: str, body: Callable[[], None]) -> None:
+        if name not in self._replays:
+            self._replays[name] = self._captures.graph(body, self.logits.device)
+        self._replays[name]()
+
+
+class Places:
+    """The static logits of all models of a run, found by where they lie.
+
+    Args:
+        captures: makes the graphs of these models and of the work on their logits.
+        compile: run torch.compile on that work first.
+    """
+
+    def __init__(self, captures: Captures, compile: bool = False) -> None:
+        self.captures, self._compile = captures, compile
+        self._compiled: dict[str, Work] = {}
+        self._by_address: dict[int, StaticLogits] = {}
+
+    def add(self, logits: torch.Tensor) -> None:
+        """From now on every forward of some shape writes its logits here."""
+        self._by_address[logits.data_ptr()] = StaticLogits(logits, self.captures)
+
+    def find(self, logits: torch.Tensor) -> StaticLogits | None:
+        """The place whose first rows ``logits`` are, if they are."""
+        return self._by_address.get(logits.data_ptr())
+
+    def choose(self, work: Work, logits: torch.Tensor) -> torch.Tensor:
+        """``work(logits)`` on the CPU, by a graph where there can be one. The one place where a
+        step waits for the device; the result is overwritten by the next call."""
+        place = self.find(logits)
+        if place is None:
+            return read_back(work(logits))
+        name = work.__name__
+        if self._compile:
+            work = self._compiled.setdefault(name, torch.compile(work))
+        return place.choose(name, work)[..., : len(logits)]
