@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
-from harness.core import PAD, ROLLBACK_KINDS, Ledger, Sequence, StepTrace
-from harness.step import Step
+from dataclasses import dataclass
+
+from harness.core import PAD, ROLLBACK_KINDS, Ledger, Sequence, StepTrace, check_ledger
+from harness.step import Step, isolate
 
 
-def books(sequence: Sequence) -> Ledger:
+@dataclass(slots=True)
+class Books:
+    """What one sequence's step did to its matcher.
+
+    Attributes:
+        step: steps of the sequence before this one.
+        before, after: its ledger at both ends of the step.
+        fill_us: time of each mask fill, µs.
+    """
+
+    step: int
+    before: Ledger
+    after: Ledger
+    fill_us: list[float]
+
+
+def ledger(sequence: Sequence) -> Ledger:
     """A copy of the sequence's ledger as it is now."""
     return Ledger() if sequence.matcher is None else sequence.matcher.ledger.copy()
 
 
-def trace_step(step: Step, index: int, before: Ledger, strategy: str, tick: int) -> StepTrace:
+def close_books(sequence: Sequence, before: Ledger) -> Books:
+    """Audit the ledger at the end of a step, and keep what the next one would change.
+
+    The sequence fails if it and its matcher disagree.
+    """
+    with isolate(sequence):
+        check_ledger(sequence)
+    fills = [] if sequence.matcher is None else sequence.matcher.take_fills()
+    return Books(sequence.steps, before, ledger(sequence), fills)
+
+
+def trace_step(step: Step, index: int, books: Books, strategy: str, tick: int) -> StepTrace:
     """What one sequence's step comes to; times are left at 0."""
     sequence, proposal = step.sequences[index], step.proposals[index]
     kept, path = step.kept[index], step.verdicts[index].path
@@ -20,7 +49,7 @@ def trace_step(step: Step, index: int, before: Ledger, strategy: str, tick: int)
         strategy,
         sequence.request.id,
         tick,
-        sequence.steps,
+        books.step,
         step.prefill,
         len(step.sequences),
         drafted_raw=proposal.drafted_raw,
@@ -30,7 +59,11 @@ def trace_step(step: Step, index: int, before: Ledger, strategy: str, tick: int)
         trimmed=proposal.trimmed,
         rows=1 + len(proposal.tokens),
         wasted_rows=1 + len(proposal.tokens) - len(kept),
+        mask_rows=len(books.fill_us),
         draft_forwards=proposal.draft_forwards,
+        advanced=books.after.advanced - books.before.advanced,
+        held=books.after.held,
+        fill_us=books.fill_us,
         draft_ids=list(proposal.tokens),
         emitted_ids=list(kept),
     )
@@ -45,14 +78,9 @@ def trace_step(step: Step, index: int, before: Ledger, strategy: str, tick: int)
         else:
             trace.rejected_grammar += 1
     trace.jump_tokens, trace.retokenized = step.jumped.get(index, (0, 0))
-    if sequence.matcher is not None:
-        trace.fill_us = sequence.matcher.take_fills()
-        trace.mask_rows = len(trace.fill_us)
-        after = sequence.matcher.ledger
-        trace.held = after.held
-        trace.advanced = after.advanced - before.advanced
-        for kind in ROLLBACK_KINDS:
-            for unit in ("calls", "tokens"):
-                was, now = getattr(before, f"rollback_{unit}"), getattr(after, f"rollback_{unit}")
-                setattr(trace, f"rollback_{kind}_{unit}", now[kind] - was[kind])
+    for kind in ROLLBACK_KINDS:
+        for unit in ("calls", "tokens"):
+            name = f"rollback_{unit}"
+            was, now = getattr(books.before, name)[kind], getattr(books.after, name)[kind]
+            setattr(trace, f"rollback_{kind}_{unit}", now - was)
     return trace

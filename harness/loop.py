@@ -4,7 +4,8 @@ Life of a request: ① it waits until a slot is free; ② its grammar is compile
 made; ③ its prompt is fed and the first token sampled (a step without drafts); then, step by
 step, ④ the strategy may jump, ⑤ drafts are proposed, ⑥ the target's forward is launched and the
 mask rows are filled meanwhile, ⑦ the drafts are verified and the output grows up to its stop,
-⑧ the matchers follow; until ⑨ it stops, is long enough or fails, and its slot is free again.
+⑧ the matchers follow, while the next step's first forward runs already; until ⑨ it stops, is
+long enough or fails, and its slot is free again.
 """
 
 from __future__ import annotations
@@ -16,22 +17,25 @@ from typing import Protocol
 
 import torch
 
-from harness.accounting import books, trace_step
+from harness.accounting import Books, close_books, ledger, trace_step
 from harness.clock import Clock
 from harness.core import (
     Finish,
     Ledger,
+    Proposal,
     Request,
     Sequence,
     StepTrace,
-    check_ledger,
 )
 from harness.errors import ConfigError, DeadEnd
 from harness.grammar.masks import MaskBuffer
+from harness.grammar.pool import GrammarPool, threads_that_help
 from harness.grammar.service import GrammarService
 from harness.grammar.tracked import TrackedMatcher
 from harness.models.drafters import ModelDrafter, settle
+from harness.models.graphs import StaticLM
 from harness.models.language_model import LanguageModel, RowInput
+from harness.static_logits import Places
 from harness.step import Step, isolate
 from strategies.base import Strategy
 
@@ -51,6 +55,8 @@ class EngineConfig:
         mode: ``eager``, ``graphs`` (static shapes, as CUDA graphs on CUDA), or ``auto``: graphs
             on CUDA, eager elsewhere.
         compile: torch.compile below the graphs.
+        grammar_threads: threads that fill the masks of a batch; 0 = as many as help here.
+        profile: write a timeline of the first steps beside the results.
     """
 
     slots: int = 8
@@ -60,11 +66,14 @@ class EngineConfig:
     threads: int = 0
     mode: str = "auto"
     compile: bool = False
+    grammar_threads: int = 0
+    profile: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in ("auto", "eager", "graphs"):
             raise ConfigError(f"engine.mode: {self.mode!r} is none of auto, eager, graphs")
         least = {"slots": 1, "draft_tokens": 1, "max_length": 0, "turn": 0, "threads": 0}
+        least["grammar_threads"] = 0
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise ConfigError(
@@ -102,6 +111,7 @@ class DecodeLoop:
         config: slots and draft length.
         observer: gets every trace.
         clock: shared with the models, so that their captures are not taken for work.
+        places: where the models' logits stay, if they do.
 
     Attributes:
         running: the sequences that are in a slot.
@@ -116,21 +126,24 @@ class DecodeLoop:
         config: EngineConfig,
         observer: Observer,
         clock: Clock,
+        places: Places | None = None,
     ) -> None:
         if strategy.uses_draft and drafter is None:
             raise ConfigError(f"pair.draft: strategy {strategy.name} drafts; name a draft model")
         self.target, self.strategy, self.grammars = target, strategy, grammars
         self.drafter = drafter if strategy.uses_draft else None
         self.config, self.observer = config, observer
-        self.clock = clock
-        vocab_size = target.vocab_size
-        self._masks = MaskBuffer(config.slots, strategy.reserve, vocab_size, target.device)
-        self._draft_masks = MaskBuffer(config.slots, 1, vocab_size, target.device)
+        self.clock, self._places = clock, places
+        vocab_size, device = target.vocab_size, target.device
+        self._masks = MaskBuffer(config.slots, strategy.reserve, vocab_size, device, places)
+        self._draft_masks = MaskBuffer(config.slots, 1, vocab_size, device, places)
         self._stop_ids = strategy.setup.table.stop_ids
         self._free = list(range(config.slots - 1, -1, -1))
         self._waiting: deque[Request] = deque()
         self._times: dict[int, Times] = {}
         self._tick = 0
+        self._unwritten: tuple[Step, list[Books], dict[str, float], int] | None = None
+        self._pool = GrammarPool(config.grammar_threads or threads_that_help(config.slots), clock)
         self.running: list[Sequence] = []
 
     def run(self, requests: Iterable[Request]) -> None:
@@ -155,6 +168,7 @@ class DecodeLoop:
         elif self.running:
             self._iterate(self.running, prefill=False)
         else:
+            self._write_traces()
             return bool(self._waiting)
         self._retire()
         return True
@@ -199,23 +213,34 @@ class DecodeLoop:
 
     def _iterate(self, sequences: list[Sequence], prefill: bool) -> None:
         """One step of one batch."""
-        step = Step(list(sequences), self._masks, self._draft_masks, self.drafter, prefill)
-        before = [books(sequence) for sequence in step.sequences]
+        step = Step(
+            sequences=list(sequences),
+            masks=self._masks,
+            draft_masks=self._draft_masks,
+            drafter=self.drafter,
+            prefill=prefill,
+            pool=self._pool,
+            places=self._places,
+        )
+        before = [ledger(sequence) for sequence in step.sequences]
         self._masks.clear()
         with self.clock.span("step"):
             self._propose(step)
-            guided_us = self.clock.us.get("grammar", 0.0)
+            launched = self._grammar_us
             with self.clock.span("verify"):
-                logits = self.target.forward(self._row_inputs(step))
+                logits = self.target.forward(_row_inputs(step.sequences, step.proposals))
             self.strategy.verify_rows(step)
-            hidden_us = self._hidden(guided_us)
+            hidden_us = self._hidden(launched)
+            self._write_traces()
             doomed = {i for i, each in enumerate(step.sequences) if each.error is not None}
             with self.clock.span("verify"):
                 step.verdicts = self.strategy.verify(step, logits)
             self._emit(step, doomed)
+            self._run_ahead()
+            launched = self._grammar_us
             self.strategy.commit(step)
-        self._record(step, before, hidden_us)
-        self._tick += 1
+            hidden_us += self._hidden(launched)
+        self._close(step, before, hidden_us)
 
     def _propose(self, step: Step) -> None:
         """Jump and draft; in the prefill step the draft model reads the prompts."""
@@ -227,29 +252,38 @@ class DecodeLoop:
             elif self.drafter is not None:
                 self.drafter.prefill(step.sequences)
 
-    def _row_inputs(self, step: Step) -> list[RowInput]:
-        """Pending tokens, then drafts; padding is fed as token 0, its row is never reached."""
-        return [
-            RowInput(
-                slot=sequence.slot,
-                start=sequence.target_length,
-                tokens=sequence.target_pending + [max(token, 0) for token in proposal.tokens],
-                logits=1 + len(proposal.tokens),
-                parents=proposal.parents,
-            )
-            for sequence, proposal in zip(step.sequences, step.proposals, strict=True)
-        ]
+    def _run_ahead(self) -> None:
+        """Launch what the next step begins with, so that the device works while this one is
+        booked; not where the grammar or a new request comes first."""
+        going = [each for each in self.running if each.finish is None]
+        if self._waiting and len(going) < self.config.slots:
+            return
+        if not going or self.strategy.rewrites:
+            return
+        if self.drafter is not None:
+            with self.clock.span("draft"):
+                self.drafter.run_ahead(going)
+        elif isinstance(self.target, StaticLM):
+            with self.clock.span("verify"):
+                self.target.run_ahead(_row_inputs(going, [Proposal()] * len(going)))
 
-    def _hidden(self, guided_us: float) -> float:
-        """Grammar time since the launch that the device did not wait for, µs.
+    @property
+    def _grammar_us(self) -> float:
+        return self.clock.us.get("grammar", 0.0)
+
+    def _hidden(self, launched: float) -> float:
+        """Grammar time since a launch that the device did not wait for, µs.
 
         On the CPU the forward is over when it returns: nothing is hidden. On CUDA all of it
         is if the device is still busy now, else none is counted (a lower bound).
+
+        Args:
+            launched: grammar time at the launch.
         """
         if self.target.device.type != "cuda":
             return 0.0
         busy = not torch.cuda.current_stream(self.target.device).query()
-        return self.clock.us.get("grammar", 0.0) - guided_us if busy else 0.0
+        return self._grammar_us - launched if busy else 0.0
 
     def _emit(self, step: Step, doomed: set[int]) -> None:
         """Append to each output what was emitted, up to its stop (V1.4a, leftmost stop: R11).
@@ -287,8 +321,11 @@ class DecodeLoop:
                 return tokens[:count], Finish.STOP
         return tokens[:remaining], Finish.LENGTH if len(tokens) >= remaining else None
 
-    def _record(self, step: Step, before: SequenceOf[Ledger], hidden_us: float) -> None:
-        """Audit the ledgers and write one trace per sequence."""
+    def _close(self, step: Step, before: SequenceOf[Ledger], hidden_us: float) -> None:
+        """End a step: audit the ledgers and take its times; the traces are written later."""
+        closed = [
+            close_books(sequence, was) for sequence, was in zip(step.sequences, before, strict=True)
+        ]
         times = self.clock.take()
         for phase in ("capture", "audit"):  # no part of the step
             times.pop(phase, None)
@@ -304,16 +341,24 @@ class DecodeLoop:
         step_ms = sum(times.values()) / 1e3
         for other in self.running:
             self._times[other.slot].wall_ms += step_ms
-        for index, sequence in enumerate(step.sequences):
-            with isolate(sequence):
-                check_ledger(sequence)
-            trace = trace_step(step, index, before[index], self.strategy.name, self._tick)
+        for sequence in step.sequences:
+            sequence.steps += 1
+            if step.prefill:
+                self._times[sequence.slot].ttft_ms = self._times[sequence.slot].wall_ms
+        self._unwritten = step, closed, spent, self._tick
+        self._tick += 1
+
+    def _write_traces(self) -> None:
+        """Hand the last step's traces to the observer: while the device is busy, if it can be."""
+        if self._unwritten is None:
+            return
+        step, closed, spent, tick = self._unwritten
+        self._unwritten = None
+        for index, books in enumerate(closed):
+            trace = trace_step(step, index, books, self.strategy.name, tick)
             for name, value in spent.items():
                 setattr(trace, name, value)
             self.observer.step(trace)
-            if step.prefill:
-                self._times[sequence.slot].ttft_ms = self._times[sequence.slot].wall_ms
-            sequence.steps += 1
 
     def _retire(self) -> None:
         """Free the slots of finished sequences."""
@@ -321,6 +366,20 @@ class DecodeLoop:
             self.running.remove(sequence)
             self._free.append(sequence.slot)
             self.observer.finished(sequence, self._times.pop(sequence.slot))
+
+
+def _row_inputs(sequences: SequenceOf[Sequence], proposals: SequenceOf[Proposal]) -> list[RowInput]:
+    """Pending tokens, then drafts; padding is fed as token 0, its row is never reached."""
+    return [
+        RowInput(
+            slot=sequence.slot,
+            start=sequence.target_length,
+            tokens=sequence.target_pending + [max(token, 0) for token in proposal.tokens],
+            logits=1 + len(proposal.tokens),
+            parents=proposal.parents,
+        )
+        for sequence, proposal in zip(sequences, proposals, strict=True)
+    ]
 
 
 def _before_dead_end(step: Step, index: int) -> int:

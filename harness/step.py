@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING
 
 from harness.core import Proposal, Sequence, Verdict
 from harness.errors import HarnessError
 from harness.grammar.masks import MaskBuffer
 from harness.grammar.tracked import TrackedMatcher
 from harness.models.drafters import ModelDrafter
+from harness.static_logits import Places
+
+if TYPE_CHECKING:
+    from harness.grammar.pool import GrammarPool
 
 
 @dataclass(slots=True)
@@ -23,6 +28,8 @@ class Step:
         draft_masks: one mask row per sequence for a draft step.
         drafter: the draft model; None when the strategy uses none.
         prefill: the sequences are new: no drafts, one row each.
+        pool: does grammar work that sequences do not share.
+        places: logits that stay where they are.
         proposals: what is verified.
         verdicts: what the verification said.
         kept: the emitted tokens up to the stop; what the output really got.
@@ -34,6 +41,8 @@ class Step:
     draft_masks: MaskBuffer
     drafter: ModelDrafter | None
     prefill: bool
+    pool: GrammarPool
+    places: Places | None = None
     proposals: list[Proposal] = field(init=False)
     verdicts: list[Verdict] = field(init=False, default_factory=list)
     kept: list[list[int]] = field(init=False)
@@ -59,12 +68,26 @@ class Step:
                 yield index, sequence, sequence.matcher
 
 
-@contextmanager
-def isolate(sequence: Sequence) -> Iterator[None]:
-    """Whatever a grammar engine raises ends this sequence, and no other."""
-    try:
-        yield
-    except HarnessError as error:
-        sequence.fail(str(error))
-    except Exception as error:
-        sequence.fail(f"{type(error).__name__}: {error}")
+class isolate:
+    """``with isolate(sequence)``: whatever a grammar engine raises ends this sequence, and no
+    other."""
+
+    __slots__ = ("_sequence",)
+
+    def __init__(self, sequence: Sequence) -> None:
+        self._sequence = sequence
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        plain = isinstance(error, HarnessError)
+        self._sequence.fail(str(error) if plain else f"{type(error).__name__}: {error}")
+        return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +21,7 @@ from harness.grammar.matcher import CompiledGrammar, Matcher, TokenTable
 from harness.grammar.tracked import TrackedMatcher
 from harness.models.sampling import Sampling
 from harness.models.verifiers import Greedy, Verifier, VerifyBatch
-from harness.step import Step, isolate
+from harness.step import Step
 from harness.text import Codec
 
 
@@ -81,6 +82,11 @@ class Strategy:
         """Cache cells beyond prompt and output that a step may need."""
         return 1 + (self.setup.draft_tokens * self.tree_width if self.uses_draft else 0)
 
+    @property
+    def rewrites(self) -> bool:
+        """Outputs may change before anything is drafted, so nothing can be launched before."""
+        return False
+
     def matcher(self, grammar: CompiledGrammar, trigger: Trigger | None) -> Matcher:
         """The matcher of a new request.
 
@@ -102,14 +108,12 @@ class Strategy:
 
     def verify_rows(self, step: Step) -> None:
         """Fill the mask rows of every constrained sequence while the target computes."""
-        for index, sequence, matcher in step.constrained():
-            with isolate(sequence):
-                self.fill_rows(step, index, sequence, matcher)
+        step.pool.each(step.constrained(), partial(self.fill_rows, step))
 
     def fill_rows(
         self, step: Step, index: int, sequence: Sequence, matcher: TrackedMatcher
     ) -> None:
-        """Fill the mask rows of one sequence."""
+        """Fill the mask rows of one sequence, perhaps beside others on several threads."""
         self.fill_first_row(step, index, matcher)
 
     def fill_first_row(self, step: Step, index: int, matcher: TrackedMatcher) -> None:
@@ -139,16 +143,15 @@ class Strategy:
             seeds=[sequence.request.seed for sequence in step.sequences],
             positions=[sequence.draw_position for sequence in step.sequences],
             sampling=self.setup.sampling,
+            places=step.places,
         )
 
     def commit(self, step: Step) -> None:
         """Tell every constrained sequence's matcher what the output got."""
-        for index, sequence, matcher in step.constrained():
-            with isolate(sequence):
-                self.advance(step, index, sequence, matcher)
+        step.pool.each(step.constrained(), partial(self.advance, step))
 
     def advance(self, step: Step, index: int, sequence: Sequence, matcher: TrackedMatcher) -> None:
-        """Advance one matcher over the tokens just emitted.
+        """Advance one matcher over the tokens just emitted, perhaps beside others.
 
         Raises:
             MatcherError: the grammar refuses them (V1.4d).

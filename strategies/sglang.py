@@ -64,6 +64,11 @@ class Sglang(Strategy):
         self.tree_width = options.tree_width
         self.verifier = TargetOnly(options.threshold_single, options.threshold_acc)
 
+    @property
+    def rewrites(self) -> bool:
+        """A jump may change tokens that were emitted (S1h)."""
+        return bool(self.options.jump_forward)
+
     def before_step(self, step: Step) -> None:
         """Jump over forced text (S1a)."""
         if not self.options.jump_forward:
