@@ -6,7 +6,8 @@ For each number of slots: bare replay times of the draft and the target, then ev
 the same requests, once to capture and then timed passes in turn. Prints a table and writes
 ``engine_limits.json`` (and the table as Markdown) below ``out``. Settings (``name=value``):
 ``slots``, ``requests`` (at one slot; twice as many else), ``passes``, ``strategies``,
-``whitespace``, ``compile``, ``limit`` (new tokens), ``workload``, ``out``.
+``whitespace``, ``compile``, ``limit`` (new tokens), ``workload``, ``out``, and ``reference``: the
+run folder of a greedy ``plain`` in fp32 on the same requests, whose outputs are compared.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -23,7 +25,8 @@ import pandas as pd
 import torch
 
 from harness.config import Config, GrammarConfig
-from harness.loop import EngineConfig
+from harness.core import longest_common_prefix
+from harness.loop import DecodeLoop, EngineConfig
 from harness.models.drafters import ModelDrafter
 from harness.models.graphs import StaticLM
 from harness.models.language_model import RowInput
@@ -39,11 +42,12 @@ DEFAULTS = {
     "slots": "1,8,32",
     "requests": "32",
     "passes": "3",
-    "strategies": "plain,vllm,trtllm,llamacpp,sglang,deepinfer",
+    "strategies": "plain,unguided,vllm,trtllm,llamacpp,sglang,deepinfer",
     "whitespace": "free",
     "compile": "true",
     "limit": "128",
     "workload": "bfcl",
+    "reference": "",
     "out": "runs/engine_limits",
 }
 COLUMNS = {
@@ -81,28 +85,87 @@ def main(arguments: list[str]) -> None:
 
 def measure(slots: int, settings: dict[str, str]) -> dict[str, Any]:
     """One number of slots: bare times, and every strategy's passes."""
+    torch._dynamo.reset()  # the shapes of another number of slots
     recorder = Recorder()
     start = perf_counter()
     run = Run(configuration(slots, settings), recorder, lambda _: None)
     loaded_s = perf_counter() - start
-    run.go()  # captures every shape that the passes will need
-    setup_s = perf_counter() - start
+    variants = variants_of(run)
+    for variant in variants:  # captures every shape that the passes will need
+        decode(variant, run, recorder)
+    setup_s, peak = perf_counter() - start, run.facts()["peak_memory_mib"]
     bare = bare_times(run)
-    passes: dict[str, list[dict[str, float]]] = {}
+    passes: dict[str, list[dict[str, float]]] = {variant.label: [] for variant in variants}
+    requests = 0
     for _ in range(int(settings["passes"])):
-        recorder.steps.clear()
-        recorder.requests.clear()
-        run.go()
-        steps, requests = recorder.frames()
-        for name, rows in steps.groupby("strategy", sort=False):
-            own = requests[requests.strategy == name]
-            passes.setdefault(str(name), []).append(figures(rows, own, bare))
+        for variant in variants:
+            steps, outputs = decode(variant, run, recorder)
+            requests += len(outputs)
+            passes[variant.label].append(figures(steps, outputs, bare))
+            if settings["reference"] and variant.label == "plain":
+                agreement = against(Path(settings["reference"]), outputs)
     return {
         "load_s": loaded_s,
         "setup_s": setup_s,
         "facts": run.facts(),
+        "peak_memory_mib_before": peak,
+        "requests_measured": requests,
         "bare_us": bare,
         "strategies": passes,
+        "reference": agreement if settings["reference"] else None,
+    }
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A strategy with the options that it is measured with."""
+
+    label: str
+    loop: DecodeLoop
+    options: Any
+
+
+def variants_of(run: Run) -> list[Variant]:
+    """Every strategy of the run; sglang without jumps, comparable to the others, and with."""
+    variants = []
+    for loop in run.loops:
+        name, options = loop.strategy.name, loop.strategy.options
+        variants.append(Variant(name, loop, options))
+        if name == "sglang":
+            jumping = replace(options, jump_forward=True)
+            variants.append(Variant("sglang, jumps", loop, jumping))
+    return variants
+
+
+def decode(variant: Variant, run: Run, recorder: Recorder) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """All requests once: the traces of the steps and of the requests."""
+    recorder.steps.clear()
+    recorder.requests.clear()
+    variant.loop.strategy.options = variant.options
+    variant.loop.run(run.requests)
+    return recorder.frames()
+
+
+def against(folder: Path, outputs: pd.DataFrame) -> dict[str, Any]:
+    """Where these outputs leave those of a run in fp32, and how near a tie that was there.
+
+    Returns:
+        How many of the requests have the same output, and by request that differs the fp32 lead
+        of the token that was left: a near-tie explains a difference, anything else is a bug.
+    """
+    rows = pd.read_parquet(folder / "requests.parquet").set_index("request")
+    gaps = {}
+    for row in outputs.itertuples():
+        theirs = list(rows.loc[row.request].output_ids)
+        ours = list(row.output_ids)
+        common = longest_common_prefix(ours, theirs)
+        if common < max(len(ours), len(theirs)):
+            gaps[row.request] = float(rows.loc[row.request].gaps[common])
+    return {
+        "requests": len(outputs),
+        "same": len(outputs) - len(gaps),
+        "largest_gap": max(gaps.values(), default=0.0),
+        "gaps": gaps,
     }
 
 
@@ -135,20 +198,24 @@ def configuration(slots: int, settings: dict[str, str]) -> Config:
 def bare_times(run: Run) -> dict[str, float]:
     """Replay times of the captured shapes at the middle of the context, µs."""
     target, drafter = run.loops[0].target, run.drafter
-    assert isinstance(target, StaticLM)
-    slots, start = run.config.engine.slots, min(400, target.max_length - 2 * DRAFT_TOKENS)
+    assert isinstance(target, StaticLM), "engine_limits measures captured shapes"
+    slots, start = run.config.engine.slots, min(400, target.max_length - 3 * DRAFT_TOKENS)
 
     def rows(width: int) -> list[RowInput]:
         return [RowInput(slot, start, [5] * width, width) for slot in range(slots)]
 
-    times = {
+    times: dict[str, float] = {
         "plain": timed(lambda: target.forward(rows(1)), target.device),
         "verify": timed(lambda: target.forward(rows(1 + DRAFT_TOKENS)), target.device),
     }
     if isinstance(drafter, ModelDrafter) and isinstance(drafter.model, StaticLM):
         draft = drafter.model
         times["draft"] = timed(lambda: draft.forward(rows(1)), draft.device)
-        times["chain"] = timed(lambda: draft.greedy_chain(rows(1), DRAFT_TOKENS), draft.device)
+        for name, pending in (("chain", 1), ("chain of two", 2)):
+            times[name] = timed(
+                lambda n=pending: draft.greedy_chain(rows(n), DRAFT_TOKENS),  # type: ignore[misc]
+                draft.device,
+            )
     return times
 
 
@@ -167,13 +234,18 @@ def timed(work: Callable[[], object], device: torch.device, repeats: int = 50) -
 def figures(rows: pd.DataFrame, requests: pd.DataFrame, bare: dict[str, float]) -> dict[str, float]:
     """What one pass of one strategy comes to."""
     spent = ["draft_us", "verify_us", "grammar_us", "host_us"]
-    decode = rows[~rows.prefill]
+    # Behind a window that was accepted whole, the draft model has two tokens to read.
+    whole = (rows.drafted > 0) & (rows.accepted == rows.drafted_raw)
+    two = whole.groupby(rows.request).shift(fill_value=False)
+    decode = rows.assign(two=two)[~rows.prefill]
     ticks = decode.groupby("tick").agg(
         drafted=("draft_forwards", "max"),
+        two=("two", "any"),
         **{name: (name, "sum") for name in [*spent, "exposed_us"]},
     )
     guided = str(rows.strategy.iloc[0]) == "trtllm"
-    draft = ticks.drafted * bare["draft"] if guided else (ticks.drafted > 0) * bare.get("chain", 0)
+    chain = ticks.two.map({True: bare.get("chain of two", 0), False: bare.get("chain", 0)})
+    draft = ticks.drafted * bare["draft"] if guided else (ticks.drafted > 0) * chain
     verify = (ticks.drafted > 0).map({True: bare["verify"], False: bare["plain"]})
     ideal_us = float((draft + verify).sum())
     total_us = float(rows[spent].to_numpy().sum())
@@ -214,11 +286,29 @@ def as_table(slots: int, study: dict[str, Any]) -> Table:
             )
         )
     bare = ", ".join(f"{name} {us:.0f} µs" for name, us in study["bare_us"].items())
+    title = f"{slots} slots; bare replays: {bare}; {memory(study)}"
+    if agreement := study["reference"]:
+        title += (
+            f"; plain against fp32: {agreement['same']} of {agreement['requests']} outputs the "
+            f"same, largest lead where one differs {agreement['largest_gap']:.2g}"
+        )
     return Table(
-        title=f"{slots} slots; bare replays: {bare}",
+        title=title,
         headers=("strategy", *COLUMNS),
         rows=tuple(rows),
         docs=("strategy that ran", *COLUMNS.values()),
+    )
+
+
+def memory(study: dict[str, Any]) -> str:
+    """What the engine took, and whether it grew while the passes were measured."""
+    facts = study["facts"]
+    setup = f"set up in {study['setup_s']:.0f} s, {facts['graphs']} graphs"
+    if facts["peak_memory_mib"] is None:
+        return setup
+    return (
+        f"{setup}; peak memory {study['peak_memory_mib_before']:.0f} MiB, after "
+        f"{study['requests_measured']} more requests {facts['peak_memory_mib']:.0f} MiB"
     )
 
 

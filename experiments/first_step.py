@@ -1,0 +1,106 @@
+"""How long after its start the engine does its first decode step.
+
+    python -m experiments.first_step
+
+Starts a fresh process twice on the same request: with an empty compiler cache and with the one
+that the first process left. Each loads the pair, compiles, captures the shapes that its first
+steps need, and reports the time since it was started. Prints a table and writes
+``first_step.json`` below ``out``. Settings (``name=value``): ``strategy``, ``profile``,
+``compile``, ``out``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import time
+
+from hydra import compose, initialize_config_module
+from hydra.core.config_store import ConfigStore
+
+from harness.config import schema, typed
+from harness.results.manifest import manifest
+from harness.results.record import Recorder
+from harness.results.table import Table, print_tables, to_markdown
+from harness.run import Run
+
+DEFAULTS = {"strategy": "vllm", "profile": "quick", "compile": "true", "out": "runs/first_step"}
+COLUMNS = {
+    "imported": "process start to the imports done (s)",
+    "loaded": "process start to both models loaded (s)",
+    "first step": "process start to the end of the first decode step (s)",
+}
+CHILD = "--started="
+"""Marks the process that is measured; the time at which it was started follows."""
+
+
+def main(arguments: list[str]) -> None:
+    started = [float(word.removeprefix(CHILD)) for word in arguments if word.startswith(CHILD)]
+    given = [word for word in arguments if not word.startswith(CHILD)]
+    settings = DEFAULTS | dict(word.split("=", 1) for word in given)
+    if started:
+        print(json.dumps(first_step(settings, started[0])))
+    else:
+        compare(settings)
+
+
+def compare(settings: dict[str, str]) -> None:
+    """Both starts, side by side."""
+    out = Path(settings["out"])
+    out.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory() as cache:
+        starts = {name: start(settings, cache) for name in ("cold", "warm")}
+    command = [word for word in sys.orig_argv if not word.startswith("out=")]
+    result = {"settings": settings, "manifest": manifest(command), "starts": starts}
+    (out / "first_step.json").write_text(json.dumps(result, indent=1))
+    rows = tuple((name, *(f"{s:.1f}" for s in times.values())) for name, times in starts.items())
+    table = Table(
+        title="Time to the first decode step",
+        headers=("compiler cache", *COLUMNS),
+        rows=rows,
+        docs=("what the process found", *COLUMNS.values()),
+    )
+    print_tables([table])
+    (out / "first_step.md").write_text(to_markdown(table))
+
+
+def start(settings: dict[str, str], cache: str) -> dict[str, float]:
+    """One process's times, s."""
+    words = [f"{name}={value}" for name, value in settings.items()]
+    child = subprocess.run(
+        [sys.executable, "-m", "experiments.first_step", *words, f"{CHILD}{time()}"],
+        env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    times: dict[str, float] = json.loads(child.stdout.splitlines()[-1])
+    return times
+
+
+def first_step(settings: dict[str, str], started: float) -> dict[str, float]:
+    """In the child: run until the first decode step is done."""
+    imported_s = time() - started
+    ConfigStore.instance().store(name="schema", node=schema())
+    overrides = [
+        f"+strategy={settings['strategy']}",
+        f"profile={settings['profile']}",
+        f"engine.compile={settings['compile']}",
+    ]
+    with initialize_config_module("configs", version_base="1.3"):
+        config = typed(compose("config", overrides))
+    run = Run(config, Recorder(), lambda _: None)
+    loaded_s = time() - started
+    (loop,) = run.loops
+    loop.submit(run.requests)
+    while not any(sequence.steps > 1 for sequence in loop.running):
+        loop.advance()  # the first step of a sequence is its prefill
+    return {"imported_s": imported_s, "loaded_s": loaded_s, "first_step_s": time() - started}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
