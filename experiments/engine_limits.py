@@ -159,7 +159,8 @@ def against(folder: Path, outputs: pd.DataFrame) -> dict[str, Any]:
         theirs = list(rows.loc[row.request].output_ids)
         ours = list(row.output_ids)
         common = longest_common_prefix(ours, theirs)
-        if common < max(len(ours), len(theirs)):
+        cut = not row.complete and common == len(ours)  # by a lower limit of new tokens
+        if common < max(len(ours), len(theirs)) and not cut:
             gaps[row.request] = float(rows.loc[row.request].gaps[common])
     return {
         "requests": len(outputs),
@@ -201,12 +202,14 @@ def bare_times(run: Run) -> dict[str, float]:
     assert isinstance(target, StaticLM), "engine_limits measures captured shapes"
     slots, start = run.config.engine.slots, min(400, target.max_length - 3 * DRAFT_TOKENS)
 
-    def rows(width: int) -> list[RowInput]:
-        return [RowInput(slot, start, [5] * width, width) for slot in range(slots)]
+    def rows(width: int, logits: int = 1) -> list[RowInput]:
+        return [RowInput(slot, start, [5] * width, logits) for slot in range(slots)]
+
+    window = 1 + DRAFT_TOKENS
 
     times: dict[str, float] = {
         "plain": timed(lambda: target.forward(rows(1)), target.device),
-        "verify": timed(lambda: target.forward(rows(1 + DRAFT_TOKENS)), target.device),
+        "verify": timed(lambda: target.forward(rows(window, window)), target.device),
     }
     if isinstance(drafter, ModelDrafter) and isinstance(drafter.model, StaticLM):
         draft = drafter.model
