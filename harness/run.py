@@ -106,7 +106,7 @@ class Run:
     def __init__(self, config: Config, recorder: Recorder, progress: Progress) -> None:
         self.config = config
         self._clock = Clock()
-        self._places = Places(Captures(self._clock), config.engine.compile)
+        self._places = Places(Captures(self._clock))
         self._classes = chosen(config)
         if config.engine.threads:
             torch.set_num_threads(config.engine.threads)

@@ -172,13 +172,11 @@ class StaticLogits:
         self._host[targets] = bitmask.numpy()[sources]
         self._run("mask", self._apply)
 
-    def choose(self, name: str, work: Work) -> torch.Tensor:
-        """``work(logits)`` of all R rows on the CPU, overwritten by the next call.
-
-        Args:
-            name: of the work, which is captured when it is first asked for.
-            work: launches it.
-        """
+    def choose(self, work: Work) -> torch.Tensor:
+        """``work(logits)`` of all R rows on the CPU, overwritten by the next call."""
+        # Not compiled: the compiler makes one kernel on one processor of it, 1.6 ms instead of
+        # 0.04 (experiments/README.md).
+        name = work.__name__
         if name not in self._mailboxes:
             self._mailboxes[name] = Mailbox(work(self.logits))
         mailbox = self._mailboxes[name]
@@ -200,12 +198,10 @@ class Places:
 
     Args:
         captures: makes the graphs of these models and of the work on their logits.
-        compile: run torch.compile on that work first.
     """
 
-    def __init__(self, captures: Captures, compile: bool = False) -> None:
-        self.captures, self._compile = captures, compile
-        self._compiled: dict[str, Work] = {}
+    def __init__(self, captures: Captures) -> None:
+        self.captures = captures
         self._by_address: dict[int, StaticLogits] = {}
 
     def add(self, logits: torch.Tensor) -> None:
@@ -222,7 +218,4 @@ class Places:
         place = self.find(logits)
         if place is None:
             return read_back(work(logits))
-        name = work.__name__
-        if self._compile:
-            work = self._compiled.setdefault(name, torch.compile(work))
-        return place.choose(name, work)[..., : len(logits)]
+        return place.choose(work)[..., : len(logits)]
