@@ -78,9 +78,11 @@ def trace_step(step: Step, index: int, books: Books, strategy: str, tick: int) -
         else:
             trace.rejected_grammar += 1
     trace.jump_tokens, trace.retokenized = step.jumped.get(index, (0, 0))
-    for kind in ROLLBACK_KINDS:
-        for unit in ("calls", "tokens"):
-            name = f"rollback_{unit}"
-            was, now = getattr(books.before, name)[kind], getattr(books.after, name)[kind]
-            setattr(trace, f"rollback_{kind}_{unit}", now - was)
+    before, after = books.before, books.after
+    if after.rollback_calls != before.rollback_calls:
+        for kind in ROLLBACK_KINDS:
+            calls = after.rollback_calls[kind] - before.rollback_calls[kind]
+            tokens = after.rollback_tokens[kind] - before.rollback_tokens[kind]
+            setattr(trace, f"rollback_{kind}_calls", calls)
+            setattr(trace, f"rollback_{kind}_tokens", tokens)
     return trace

@@ -41,7 +41,8 @@ def dead_end(row: MaskRow, vocab_size: int) -> bool:
 def mask_rows(
     logits: torch.Tensor, bitmask: torch.Tensor, rows: Sequence[int] | None = None
 ) -> None:
-    """Mask rows of logits in place with xgrammar's kernel; on CUDA only launched.
+    """Mask rows of logits in place with xgrammar's kernel; on CUDA only launched, but that
+    listed ``rows`` are copied there first.
 
     Args:
         logits: fp32 ``[R, vocab]``.

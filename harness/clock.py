@@ -12,7 +12,7 @@ import torch
 class Span:
     """One timed stretch of a phase; ``us`` is its whole duration once it has ended."""
 
-    __slots__ = ("_clock", "_mark", "_start", "phase", "us")
+    __slots__ = ("_clock", "_counts", "_mark", "_start", "phase", "us")
 
     def __init__(self, clock: Clock, phase: str) -> None:
         self._clock, self.phase = clock, phase
@@ -20,10 +20,13 @@ class Span:
         self.us = 0.0
 
     def __enter__(self) -> Span:
-        if self._clock.annotate:
+        clock = self._clock
+        if clock.annotate:
             self._mark = torch.profiler.record_function(self.phase)
             self._mark.__enter__()  # type: ignore[no-untyped-call]
-        self._clock._open()
+        self._counts = get_ident() == clock.thread
+        if self._counts:
+            clock.inner.append(0.0)
         self._start = perf_counter()
         return self
 
@@ -33,8 +36,12 @@ class Span:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.us = (perf_counter() - self._start) * 1e6
-        self._clock._close(self.phase, self.us)
+        elapsed = self.us = (perf_counter() - self._start) * 1e6
+        if self._counts:
+            clock = self._clock
+            inside = clock.inner.pop()
+            clock.inner[-1] += elapsed
+            clock.us[self.phase] = clock.us.get(self.phase, 0.0) + elapsed - inside
         if self._mark is not None:
             self._mark.__exit__(kind, error, trace)
 
@@ -49,13 +56,16 @@ class Clock:
     Attributes:
         us: time by phase since the last ``take``, µs.
         annotate: name the spans in the trace of a running ``torch.profiler``.
+        inner: by open span, the time that spans inside it have taken, µs.
+        thread: whose spans count; the loop sets it to the one that it runs in.
     """
 
     def __init__(self) -> None:
         self.us: dict[str, float] = {}
         self.annotate = False
-        self._inner = [0.0]
-        self._thread = get_ident()
+        self.inner = [0.0]
+        self.thread = get_ident()
+        self._left: float | None = None
 
     def span(self, phase: str) -> Span:
         """A context manager that times its body."""
@@ -66,12 +76,13 @@ class Clock:
         taken, self.us = self.us, {}
         return taken
 
-    def _open(self) -> None:
-        if get_ident() == self._thread:
-            self._inner.append(0.0)
+    def leave(self) -> None:
+        """No span is open now, but the time until ``resume`` counts all the same."""
+        self._left = perf_counter()
 
-    def _close(self, phase: str, elapsed: float) -> None:
-        if get_ident() == self._thread:
-            inside = self._inner.pop()
-            self._inner[-1] += elapsed
-            self.us[phase] = self.us.get(phase, 0.0) + elapsed - inside
+    def resume(self, phase: str) -> None:
+        """Add the time since ``leave``, if that was called, to a phase."""
+        if self._left is not None:
+            elapsed = (perf_counter() - self._left) * 1e6
+            self.us[phase] = self.us.get(phase, 0.0) + elapsed
+            self._left = None

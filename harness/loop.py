@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence as SequenceOf
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Protocol
 
 import torch
@@ -29,7 +30,7 @@ from harness.core import (
 )
 from harness.errors import ConfigError, DeadEnd
 from harness.grammar.masks import MaskBuffer
-from harness.grammar.pool import GrammarPool, threads_that_help
+from harness.grammar.pool import GrammarPool
 from harness.grammar.service import GrammarService
 from harness.grammar.tracked import TrackedMatcher
 from harness.models.drafters import ModelDrafter, settle
@@ -53,9 +54,10 @@ class EngineConfig:
             many as there are slots.
         threads: CPU threads of torch; 0 = its own choice.
         mode: ``eager``, ``graphs`` (static shapes, as CUDA graphs on CUDA), or ``auto``: graphs
-            on CUDA, eager elsewhere.
+            on CUDA, eager elsewhere. On a CPU, graphs are for tests: what is launched ahead
+            is finished at once, in the step before.
         compile: torch.compile below the graphs.
-        grammar_threads: threads that fill the masks of a batch; 0 = as many as help here.
+        grammar_threads: threads that do the grammar work of a batch.
         profile: write a timeline of the first steps beside the results.
     """
 
@@ -66,14 +68,20 @@ class EngineConfig:
     threads: int = 0
     mode: str = "auto"
     compile: bool = False
-    grammar_threads: int = 0
+    grammar_threads: int = 1
     profile: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in ("auto", "eager", "graphs"):
             raise ConfigError(f"engine.mode: {self.mode!r} is none of auto, eager, graphs")
-        least = {"slots": 1, "draft_tokens": 1, "max_length": 0, "turn": 0, "threads": 0}
-        least["grammar_threads"] = 0
+        least = {
+            "slots": 1,
+            "draft_tokens": 1,
+            "max_length": 0,
+            "turn": 0,
+            "threads": 0,
+            "grammar_threads": 1,
+        }
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise ConfigError(
@@ -85,7 +93,7 @@ class Observer(Protocol):
     """Who writes down what the loop does."""
 
     def step(self, trace: StepTrace) -> None:
-        """One sequence did one step."""
+        """One sequence did one step; told while the next step runs."""
 
     def finished(self, sequence: Sequence, times: Times) -> None:
         """One request is done, whatever its end."""
@@ -143,14 +151,17 @@ class DecodeLoop:
         self._times: dict[int, Times] = {}
         self._tick = 0
         self._unwritten: tuple[Step, list[Books], dict[str, float], int] | None = None
-        self._pool = GrammarPool(config.grammar_threads or threads_that_help(config.slots), clock)
+        self._pool = GrammarPool(config.grammar_threads, clock)
         self.running: list[Sequence] = []
 
     def run(self, requests: Iterable[Request]) -> None:
         """Decode all requests; a slot that becomes free is refilled at once."""
         self.submit(requests)
-        while self.advance():
-            pass
+        try:
+            while self.advance():
+                pass
+        finally:
+            self._write_traces()
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Queue requests behind those that wait already."""
@@ -163,6 +174,7 @@ class DecodeLoop:
         Returns:
             False when there was nothing to do.
         """
+        self.clock.thread = get_ident()
         if admitted := self._admit():
             self._iterate(admitted, prefill=True)
         elif self.running:
@@ -213,6 +225,23 @@ class DecodeLoop:
 
     def _iterate(self, sequences: list[Sequence], prefill: bool) -> None:
         """One step of one batch."""
+        self.clock.resume("step")
+        with self.clock.span("step"):
+            step, before, hidden_us = self._step(sequences, prefill)
+            closed = [
+                close_books(sequence, was)
+                for sequence, was in zip(step.sequences, before, strict=True)
+            ]
+        self._close(step, closed, hidden_us)
+        if step.ran_ahead:  # the device works, so the time until the next step counts
+            self.clock.leave()
+
+    def _step(self, sequences: list[Sequence], prefill: bool) -> tuple[Step, list[Ledger], float]:
+        """Draft, verify, emit and commit.
+
+        Returns:
+            The step, the ledgers before it, and the grammar time that the device did not wait for.
+        """
         step = Step(
             sequences=list(sequences),
             masks=self._masks,
@@ -224,23 +253,21 @@ class DecodeLoop:
         )
         before = [ledger(sequence) for sequence in step.sequences]
         self._masks.clear()
-        with self.clock.span("step"):
-            self._propose(step)
-            launched = self._grammar_us
-            with self.clock.span("verify"):
-                logits = self.target.forward(_row_inputs(step.sequences, step.proposals))
-            self.strategy.verify_rows(step)
-            hidden_us = self._hidden(launched)
-            self._write_traces()
-            doomed = {i for i, each in enumerate(step.sequences) if each.error is not None}
-            with self.clock.span("verify"):
-                step.verdicts = self.strategy.verify(step, logits)
-            self._emit(step, doomed)
-            self._run_ahead()
-            launched = self._grammar_us
-            self.strategy.commit(step)
-            hidden_us += self._hidden(launched)
-        self._close(step, before, hidden_us)
+        self._propose(step)
+        launched = self._grammar_us
+        with self.clock.span("verify"):
+            logits = self.target.forward(_row_inputs(step.sequences, step.proposals))
+        self.strategy.verify_rows(step)
+        hidden_us = self._hidden(launched)
+        self._write_traces()
+        doomed = {i for i, each in enumerate(step.sequences) if each.error is not None}
+        with self.clock.span("verify"):
+            step.verdicts = self.strategy.verify(step, logits)
+        self._emit(step, doomed)
+        step.ran_ahead = self._run_ahead()
+        launched = self._grammar_us
+        self.strategy.commit(step)
+        return step, before, hidden_us + self._hidden(launched)
 
     def _propose(self, step: Step) -> None:
         """Jump and draft; in the prefill step the draft model reads the prompts."""
@@ -252,20 +279,19 @@ class DecodeLoop:
             elif self.drafter is not None:
                 self.drafter.prefill(step.sequences)
 
-    def _run_ahead(self) -> None:
+    def _run_ahead(self) -> bool:
         """Launch what the next step begins with, so that the device works while this one is
-        booked; not where the grammar or a new request comes first."""
-        going = [each for each in self.running if each.finish is None]
-        if self._waiting and len(going) < self.config.slots:
-            return
-        if not going or self.strategy.rewrites:
-            return
+        booked: not where a request ends and perhaps another begins, or outputs may change."""
+        if self.strategy.rewrites or any(each.finish is not None for each in self.running):
+            return False
         if self.drafter is not None:
             with self.clock.span("draft"):
-                self.drafter.run_ahead(going)
-        elif isinstance(self.target, StaticLM):
-            with self.clock.span("verify"):
-                self.target.run_ahead(_row_inputs(going, [Proposal()] * len(going)))
+                return self.drafter.run_ahead(self.running)
+        if not isinstance(self.target, StaticLM):
+            return False
+        with self.clock.span("verify"):
+            plain = [Proposal()] * len(self.running)
+            return self.target.run_ahead(_row_inputs(self.running, plain))
 
     @property
     def _grammar_us(self) -> float:
@@ -321,11 +347,8 @@ class DecodeLoop:
                 return tokens[:count], Finish.STOP
         return tokens[:remaining], Finish.LENGTH if len(tokens) >= remaining else None
 
-    def _close(self, step: Step, before: SequenceOf[Ledger], hidden_us: float) -> None:
-        """End a step: audit the ledgers and take its times; the traces are written later."""
-        closed = [
-            close_books(sequence, was) for sequence, was in zip(step.sequences, before, strict=True)
-        ]
+    def _close(self, step: Step, closed: list[Books], hidden_us: float) -> None:
+        """Take the times of a step; its traces are written later."""
         times = self.clock.take()
         for phase in ("capture", "audit"):  # no part of the step
             times.pop(phase, None)
@@ -384,6 +407,8 @@ def _row_inputs(sequences: SequenceOf[Sequence], proposals: SequenceOf[Proposal]
 
 def _before_dead_end(step: Step, index: int) -> int:
     """How many emitted tokens come from rows in which something is legal (T7)."""
-    rows = [0, *(node + 1 for node in step.verdicts[index].path)]
-    alive = [not step.masks.dead(index, row) for row in rows]
-    return alive.index(False) if False in alive else len(rows)
+    path = step.verdicts[index].path
+    if not step.masks.any_dead:
+        return 1 + len(path)
+    alive = [not step.masks.dead(index, row) for row in (0, *(node + 1 for node in path))]
+    return alive.index(False) if False in alive else len(alive)

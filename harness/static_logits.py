@@ -74,7 +74,8 @@ class Mailbox:
     """Memory on the CPU that a graph sends a result to.
 
     Args:
-        values: the result, where the graph leaves it.
+        values: the result, where the graph leaves it. The graph is replayed on the stream that
+            is current now.
     """
 
     def __init__(self, values: torch.Tensor) -> None:
@@ -174,8 +175,7 @@ class StaticLogits:
 
     def choose(self, work: Work) -> torch.Tensor:
         """``work(logits)`` of all R rows on the CPU, overwritten by the next call."""
-        # Not compiled: the compiler makes one kernel on one processor of it, 1.6 ms instead of
-        # 0.04 (experiments/README.md).
+        # Not compiled: torch.compile's kernels for these reductions were far slower on an H200.
         name = work.__name__
         if name not in self._mailboxes:
             self._mailboxes[name] = Mailbox(work(self.logits))

@@ -34,6 +34,7 @@ class Step:
         verdicts: what the verification said.
         kept: the emitted tokens up to the stop; what the output really got.
         jumped: by sequence, forced tokens inserted and ids changed before this step.
+        ran_ahead: the next step's first forward is under way.
     """
 
     sequences: list[Sequence]
@@ -47,6 +48,7 @@ class Step:
     verdicts: list[Verdict] = field(init=False, default_factory=list)
     kept: list[list[int]] = field(init=False)
     jumped: dict[int, tuple[int, int]] = field(init=False, default_factory=dict)
+    ran_ahead: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.proposals = [Proposal() for _ in self.sequences]

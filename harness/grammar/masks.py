@@ -90,6 +90,11 @@ class MaskBuffer:
         """True if the row masks anything."""
         return self._flags[self.row(sequence, position)]
 
+    @property
+    def any_dead(self) -> bool:
+        """True if any row was found dead in this step."""
+        return bool(self._dead)
+
     def dead(self, sequence: int, position: int) -> bool:
         """True if the row was filled in this step and nothing is legal there (T7)."""
         return self.row(sequence, position) in self._dead

@@ -161,21 +161,27 @@ class ModelDrafter:
         self.model = model
         self.draft_tokens = draft_tokens
         self._places = places
-        self._replays = False  # the last drafts came from one replay
+        self._in_one: bool | None = None  # whether the last drafts came from one replay
 
     def prefill(self, sequences: SequenceOf[Sequence]) -> None:
         """Feed the prompts, so that the first draft step is like the others."""
+        self._in_one = None  # perhaps another strategy's turn
         self.model.forward(
             [RowInput(each.slot, each.draft_length, each.draft_pending) for each in sequences]
         )
         for sequence in sequences:
             sequence.draft_length = sequence.length
 
-    def run_ahead(self, sequences: SequenceOf[Sequence]) -> None:
-        """Launch what the next drafts begin with, if they are made like the last ones."""
+    def run_ahead(self, sequences: SequenceOf[Sequence]) -> bool:
+        """Launch what the next drafts begin with, if they are made like the last ones.
+
+        Returns:
+            Whether anything was launched.
+        """
         inputs = _pending(sequences, self._limits(sequences, None))
-        if inputs and isinstance(self.model, StaticLM):
-            self.model.run_ahead(inputs, self.draft_tokens if self._replays else 0)
+        if not inputs or self._in_one is None or not isinstance(self.model, StaticLM):
+            return False
+        return self.model.run_ahead(inputs, self.draft_tokens if self._in_one else 0)
 
     def chain(
         self,
@@ -187,7 +193,7 @@ class ModelDrafter:
         """A draft loop of at most K tokens, or ``limit``; one of the remaining tokens is left
         to the target's own, so no draft stands past the length limit (L11)."""
         limits = self._limits(sequences, limit)
-        self._replays = False
+        self._in_one = False
         return DraftChain(self.model, sequences, limits, sampling, width, self._places)
 
     def free(
@@ -222,7 +228,7 @@ class ModelDrafter:
         chains = model.greedy_chain(inputs, k) if inputs else []
         if chains is None:
             return None
-        self._replays = True
+        self._in_one = True
         chain = iter(chains)
         proposals = [Proposal() for _ in sequences]
         for index, (sequence, most) in enumerate(zip(sequences, limits, strict=True)):

@@ -15,7 +15,7 @@ from harness.static_logits import Captures, Mailbox, Places, largest
 
 
 class StaticLM:
-    """``CausalLM`` in static shapes; satisfies ``LanguageModel`` and adds ``greedy_chain``.
+    """``CausalLM`` in static shapes; satisfies ``LanguageModel``, adds chains and running ahead.
 
     On CUDA each shape is a graph: the copy of its inputs from pinned memory, the forward with
     its cache writes, and the choice of the wanted rows. Elsewhere the same code runs as it is,
@@ -47,7 +47,9 @@ class StaticLM:
         """See ``LanguageModel.forward``."""
         station = self._forward(inputs)
         if station is None:
-            return self.model.forward(inputs)
+            self._expected = None
+            with torch.compiler.set_stance("force_eager"):  # trees have too many shapes
+                return self.model.forward(inputs)
         self._launch(station, inputs)
         return station.logits[: sum(row.logits for row in inputs)]
 
@@ -70,13 +72,19 @@ class StaticLM:
         return [drafts[row.slot] for row in inputs]
 
     @torch.inference_mode()
-    def run_ahead(self, inputs: Sequence[RowInput], k: int = 0) -> None:
+    def run_ahead(self, inputs: Sequence[RowInput], k: int = 0) -> bool:
         """Launch what is expected next: a forward, or with ``k`` a chain. The call with just
-        these inputs finds it launched; any other call starts anew, at the price of the wait."""
+        these inputs finds it launched; any other call starts anew, behind it on the device.
+
+        Returns:
+            Whether it was launched.
+        """
         station = self._chain(inputs, k) if k else self._forward(inputs)
-        if station is not None:
-            self._launch(station, inputs)
-            self._expected = station, inputs
+        if station is None:
+            return False
+        self._launch(station, inputs)
+        self._expected = station, inputs
+        return True
 
     def _launch(self, station: Station, inputs: Sequence[RowInput]) -> None:
         expected, self._expected = self._expected, None
@@ -127,7 +135,11 @@ class Station:
         self.run: Callable[[], None] = self._body
 
     def load(self, inputs: Sequence[RowInput]) -> None:
-        """Lay the inputs out in the host buffer; rows end together, padding stands on the left."""
+        """Lay the inputs out in the host buffer; rows end together, padding stands on the left.
+
+        The buffer's last copy to the device has ended, for its result was read, or it belongs to
+        work that nobody waits for and that the next replay does over.
+        """
         size, kept = self.bucket.rows, self.bucket.kept
         idle, scratch = [0] * self.bucket.width, [self._model.max_length] * self.bucket.width
         tokens, cells, slots = [idle] * size, [scratch] * size, [0] * size

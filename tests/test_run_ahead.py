@@ -1,0 +1,165 @@
+"""What the loop launches ahead of the next step, and what it must not cost or change."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from time import sleep
+
+import pytest
+
+import strategies
+from harness.config import Config
+from harness.errors import MatcherError
+from harness.grammar.tracked import TrackedMatcher
+from harness.loop import DecodeLoop, EngineConfig
+from harness.models.graphs import StaticLM
+from harness.models.pair import PairConfig
+from harness.results.record import Recorder
+from harness.run import Run
+from harness.workloads.loaders import WorkloadConfig
+from tests.tiny_pair import save_pair
+
+SLOTS = 4
+PAUSE_S = 0.02
+FREE = [name for name in strategies.registry() if name != "sglang"]
+
+
+class Bench:
+    """All strategies over the tiny pair in static shapes; the requests end at different times."""
+
+    def __init__(self, folder: Path, requests: int, **options: object) -> None:
+        target, draft = save_pair(folder)
+        items = [
+            {"id": f"{i}", "prompt": f"Item {i}?", "regex": f"[0-9]{{{2 + 2 * i},30}}"}
+            for i in range(requests)
+        ]
+        (folder / "items.jsonl").write_text("\n".join(map(json.dumps, items)))
+        config = Config(
+            strategy="",
+            options=options,
+            pair=PairConfig(str(target), str(draft), "float32", "cpu"),
+            workload=WorkloadConfig("file", str(folder / "items.jsonl"), max_new_tokens=16),
+            engine=EngineConfig(slots=SLOTS, mode="graphs"),
+        )
+        self.recorder = Recorder()
+        self.run = Run(config, self.recorder, lambda _: None)
+
+    def loop(self, strategy: str) -> DecodeLoop:
+        return next(each for each in self.run.loops if each.strategy.name == strategy)
+
+    def decode(self, loop: DecodeLoop) -> None:
+        self.recorder.steps.clear()
+        self.recorder.requests.clear()
+        loop.run(self.run.requests)
+
+
+@pytest.fixture
+def expected(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts launches ahead, and whether the next call was the one that was expected."""
+    counts: Counter[str] = Counter()
+    launch, run_ahead = StaticLM._launch, StaticLM.run_ahead
+
+    def spy(model: StaticLM, station: object, inputs: object) -> None:
+        if model._expected is not None:
+            counts["hit" if model._expected == (station, inputs) else "miss"] += 1
+        launch(model, station, inputs)  # type: ignore[arg-type]
+
+    def ahead(model: StaticLM, inputs: object, k: int = 0) -> bool:
+        launched = run_ahead(model, inputs, k)  # type: ignore[arg-type]
+        counts["ahead"] += launched
+        return launched
+
+    monkeypatch.setattr(StaticLM, "_launch", spy)
+    monkeypatch.setattr(StaticLM, "run_ahead", ahead)
+    return counts
+
+
+@pytest.mark.parametrize("strategy", FREE)
+def test_all_that_is_run_ahead_is_what_comes_next(
+    tmp_path: Path, expected: Counter[str], strategy: str
+) -> None:
+    """Also where requests end, wait and are admitted in between."""
+    bench = Bench(tmp_path, requests=2 * SLOTS)
+    for loop in (bench.loop("trtllm"), bench.loop(strategy)):  # another way of drafting before
+        expected.clear()
+        bench.decode(loop)
+    assert expected["miss"] == 0
+    assert expected["hit"] == expected["ahead"]
+    ticks = {trace.tick for trace in bench.recorder.steps if not trace.prefill}
+    assert expected["hit"] > len(ticks) / 3
+
+
+def test_nothing_is_run_ahead_of_a_jump(tmp_path: Path, expected: Counter[str]) -> None:
+    bench = Bench(tmp_path, requests=2, sglang={"jump_forward": True})
+    bench.decode(bench.loop("sglang"))
+    assert expected["ahead"] == 0
+
+
+def test_a_request_that_fails_behind_a_launch_takes_no_other_along(
+    tmp_path: Path, expected: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, requests=3)
+    loop = bench.loop("vllm")
+    bench.decode(loop)
+    alone = {trace.request: trace.output_ids for trace in bench.recorder.requests}
+
+    accept = TrackedMatcher.accept
+    victim = bench.run.requests[1].id
+
+    def refuse(matcher: TrackedMatcher, tokens: list[int]) -> bool:
+        (of,) = [each for each in loop.running if each.matcher is matcher]
+        if of.request.id == victim and len(of.output_ids) > 4 and len(tokens) > 0:
+            raise MatcherError("broken on purpose")
+        return accept(matcher, tokens)
+
+    monkeypatch.setattr(TrackedMatcher, "accept", refuse)
+    bench.decode(loop)
+    assert expected["miss"] == 1  # the failed one was launched in vain, with the others
+    for trace in bench.recorder.requests:
+        if trace.request == victim:
+            assert "broken on purpose" in trace.error
+        else:
+            assert trace.output_ids == alone[trace.request]
+
+
+@pytest.mark.parametrize("strategy", ["plain", "vllm"])
+def test_what_passes_between_two_steps_is_paid_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    """The device is at work on what runs ahead, so none of its time may be left out."""
+    bench = Bench(tmp_path, requests=SLOTS)
+    loop = bench.loop(strategy)
+    bench.decode(loop)
+    retire = DecodeLoop._retire
+
+    def dawdle(loop: DecodeLoop) -> None:
+        sleep(PAUSE_S)
+        retire(loop)
+
+    monkeypatch.setattr(DecodeLoop, "_retire", dawdle)
+    bench.decode(loop)
+    third_step = [trace for trace in bench.recorder.steps if trace.step == 2]
+    assert len(third_step) == SLOTS
+    for trace in third_step:
+        spent_us = trace.draft_us + trace.verify_us + trace.grammar_us + trace.host_us
+        assert spent_us * SLOTS > PAUSE_S * 1e6
+
+
+def test_the_traces_of_a_step_outlive_an_interrupted_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, requests=2)
+    loop = bench.loop("plain")
+    propose, calls = DecodeLoop._propose, iter(range(100))
+
+    def interrupt(*args: object) -> None:
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        propose(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(DecodeLoop, "_propose", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        bench.decode(loop)
+    assert {trace.tick for trace in bench.recorder.steps} == {0, 1, 2}
