@@ -8,6 +8,7 @@ which the compiler fuses with the norm before it or the activation behind it.
 from __future__ import annotations
 
 import os
+from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,8 @@ from harness.models.gguf import cache_root
 
 SHARED_INPUTS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of the linear layers, in the order of their calls, that read one input."""
-MOST_SHAPES = 64
+MOST_SHAPES = 256
+"""Compilations of one layer's code, for all shapes of all models; more is an error."""
 
 
 def compile_decoder(model: nn.Module) -> None:
@@ -30,6 +32,7 @@ def compile_decoder(model: nn.Module) -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_root() / "inductor"))
     torch._dynamo.config.allow_unspec_int_on_nn_module = True
     torch._dynamo.config.recompile_limit = MOST_SHAPES
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
     decoder = model.get_decoder()  # type: ignore[operator]
     merge_linear_layers(decoder.layers)
     for module in [*decoder.layers, *_around_the_layers(decoder)]:
@@ -46,16 +49,22 @@ def _around_the_layers(decoder: nn.Module) -> list[nn.Module]:
 def merge_linear_layers(layers: nn.Module) -> None:
     """Replace the linear layers of a decoder by ``MergedLinear``, those over one input by one."""
     for module in list(layers.modules()):
+        plain = {name: child for name, child in module.named_children() if _is_plain(child)}
         for names in SHARED_INPUTS:
-            parts = [getattr(module, name, None) for name in names]
-            if all(type(part) is nn.Linear for part in parts):
-                merged = MergedLinear(parts)  # type: ignore[arg-type]
+            parts = [plain[name] for name in names if name in plain]
+            if len(parts) == len(names) and len({part.bias is None for part in parts}) == 1:
+                merged = MergedLinear(parts)
                 setattr(module, names[0], merged)
                 for index, name in enumerate(names[1:]):
                     setattr(module, name, LaterPart(merged, index, last=name == names[-1]))
-        for name, child in list(module.named_children()):
-            if type(child) is nn.Linear:
-                setattr(module, name, MergedLinear([child]))
+                plain = {name: child for name, child in plain.items() if name not in names}
+        for name, child in plain.items():
+            setattr(module, name, MergedLinear([child]))
+
+
+def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """A linear layer and no subclass of it, nor one with weights of another kind (quantised)."""
+    return type(module) is nn.Linear and type(module.weight) is nn.Parameter
 
 
 class MergedLinear(nn.Module):
@@ -72,14 +81,13 @@ class MergedLinear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.cat([part.weight for part in parts]), False)
         biases: list[torch.Tensor] = [part.bias for part in parts if part.bias is not None]
-        assert len(biases) in (0, len(parts)), "no model has a bias on some of these only"
         self.bias = nn.Parameter(torch.cat(biases), False) if biases else None
         self._sizes = [part.out_features for part in parts]
         self.later: list[torch.Tensor] = []
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """``[..., in]`` to the first part's ``[..., out]``."""
-        if states.numel() == states.shape[-1]:
+        if states.numel() == states.shape[-1] and torch.compiler.is_compiling():
             out = (states.unsqueeze(-2) * self.weight).sum(-1)
             out = out if self.bias is None else out + self.bias
         else:
