@@ -28,7 +28,7 @@ from harness.core import Proposal, Request, Sequence, Verdict
 from harness.errors import GrammarError
 from harness.grammar.masks import MaskBuffer
 from harness.grammar.matcher import CompiledGrammar, Whitespace
-from harness.grammar.pool import GrammarPool, threads_that_help
+from harness.grammar.pool import GrammarPool
 from harness.grammar.service import GrammarService, grammar_engine
 from harness.grammar.spec import GrammarSpec
 from harness.grammar.tracked import TrackedMatcher
@@ -155,7 +155,6 @@ def measure(settings: dict[str, str]) -> Iterator[dict[str, Any]]:
                     "outputs": len(outputs),
                     "slots": slots,
                     "threads": count,
-                    "default_threads": threads_that_help(slots),
                     "grammar_us": median(times[count]),
                     "grammar_us_p90": quantiles(times[count], n=10)[-1],
                     "to_one": median(times[count]) / median(times[threads[0]]),

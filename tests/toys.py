@@ -161,6 +161,7 @@ class Toy:
     slots: int = 4
     sampling: Sampling = field(default_factory=Sampling)
     drafter: type[ModelDrafter] = ModelDrafter
+    grammar_threads: int = 1
 
     @property
     def setup(self) -> Setup:
@@ -189,7 +190,11 @@ class Toy:
             self.drafter(TableLM(self.draft, vocab, self.slots), self.draft_tokens),
             strategy,
             GrammarService(self.grammar_engine()),
-            EngineConfig(slots=self.slots, draft_tokens=self.draft_tokens),
+            EngineConfig(
+                slots=self.slots,
+                draft_tokens=self.draft_tokens,
+                grammar_threads=self.grammar_threads,
+            ),
             watch,
             Clock(),
         )

@@ -29,18 +29,12 @@ Share = tuple[Iterator[Job], Work, "SimpleQueue[BaseException | None]"]
 or what stopped the helper."""
 
 
-MOST_THREADS = 1
-"""The most that ever paid. An engine's call takes 1 to 10 µs (schemas of BFCL and JSONSchemaBench,
-both engines), so a job of one sequence gives the lock away a dozen times, for less than handing it
-over costs: on two cores, not idle, two threads took 0.9 to 1.3 times as long as one at 8 and 32
-slots, and xgrammar's own threads (``BatchGrammarMatcher``) 1.4 to 3.3 times as long as a loop over
-its fills. Slower grammars may gain: set ``engine.grammar_threads``."""
-
-
 class GrammarPool:
     """Runs one job per sequence of a batch: on threads that live as long as the pool, and here.
 
-    Nothing is handed over where nothing can be gained, with one thread or one job.
+    Nothing is handed over with one thread, the default, or one job. An engine's call is short
+    (microseconds for schemas of BFCL and JSONSchemaBench), so a job gives Python's lock away a
+    dozen times, for less than handing it over costs; slower grammars may gain by more threads.
 
     Args:
         threads: that work at once, the calling one included.
@@ -77,15 +71,15 @@ class GrammarPool:
             share = iter(jobs), work, done
             for _ in range(min(self.threads, len(jobs)) - 1):
                 self._inbox.put(share)
-            _work_off(share)
-            for _ in jobs:
-                if (error := done.get()) is not None:
-                    raise error
-
-
-def threads_that_help(slots: int) -> int:
-    """Threads worth having for a batch of ``slots`` sequences (``MOST_THREADS``)."""
-    return min(slots, MOST_THREADS)
+            try:
+                _work_off(share)
+            except BaseException as error:
+                done.put(error)
+            left = len(list(share[0]))  # behind an error here: now nobody takes them
+            outcomes = [done.get() for _ in range(len(jobs) - left)]
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
 
 
 def _work_off(share: Share) -> None:

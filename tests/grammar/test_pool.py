@@ -20,7 +20,7 @@ import pytest
 from harness.clock import Clock
 from harness.core import Request, Sequence
 from harness.errors import ConfigError
-from harness.grammar.pool import GrammarPool, Job, threads_that_help
+from harness.grammar.pool import GrammarPool, Job
 from harness.grammar.spec import GrammarSpec
 from harness.grammar.tracked import TrackedMatcher
 from tests.grammar.languages import allowed, row
@@ -182,10 +182,6 @@ def test_a_batch_is_one_stretch_of_grammar_time_however_many_threads_share_it(en
 def test_a_pool_of_no_threads_is_refused(threads):
     with pytest.raises(ConfigError, match=r"engine\.grammar_threads"):
         GrammarPool(threads, Clock())
-
-
-def test_there_are_never_more_default_threads_than_sequences():
-    assert all(1 <= threads_that_help(slots) <= slots for slots in range(1, 65))
 
 
 def test_helpers_end_with_their_pool_and_keep_nothing_of_its_batches(engine):

@@ -27,13 +27,11 @@ def accounts(watch: Watch) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("strategy", strategies.registry())
-def test_several_threads_do_what_one_does(
-    strategy: str, engine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_threads_do_what_one_does(strategy: str, engine: str) -> None:
     watches = []
     for threads in (1, 4):
-        monkeypatch.setattr("harness.loop.threads_that_help", lambda _, threads=threads: threads)
-        toy = Toy(TABLE, random_law(TABLE, 3), random_law(TABLE, 53), engine, slots=8)
+        laws = random_law(TABLE, 3), random_law(TABLE, 53)
+        toy = Toy(TABLE, *laws, engine, slots=8, grammar_threads=threads)
         requests = [
             ask(GrammarSpec.regex(regex), f"{regex} {seed}", seed=seed)
             for regex in REGEXES
