@@ -42,6 +42,8 @@ def main(arguments: list[str]) -> None:
     started = [float(word.removeprefix(CHILD)) for word in arguments if word.startswith(CHILD)]
     given = [word for word in arguments if not word.startswith(CHILD)]
     settings = DEFAULTS | dict(word.split("=", 1) for word in given)
+    if unknown := set(settings) - set(DEFAULTS):
+        sys.exit(f"error: {', '.join(sorted(unknown))}: no such setting; see the file's docstring")
     if started:
         print(json.dumps(first_step(settings, started[0])))
     else:
@@ -98,7 +100,8 @@ def first_step(settings: dict[str, str], started: float) -> dict[str, float]:
     (loop,) = run.loops
     loop.submit(run.requests)
     while not any(sequence.steps > 1 for sequence in loop.running):
-        loop.advance()  # the first step of a sequence is its prefill
+        if not loop.advance():  # the first step of a sequence is its prefill
+            sys.exit("error: no request got to a decode step")
     return {"imported_s": imported_s, "loaded_s": loaded_s, "first_step_s": time() - started}
 
 
