@@ -15,12 +15,10 @@ compile each shape, runs), ``out``.
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import product
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -29,18 +27,16 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from experiments.peers import failure
+from experiments.study import Study, failure
 from harness.models.attention import additive_mask, ragged_attention
 from harness.models.causal_lm import see_causally
-from harness.results.manifest import manifest
-from harness.results.table import NONE, Table, print_tables, to_markdown
+from harness.results.table import NONE, Table, print_tables
 
 DEFAULTS = {
     "rows": "1,8,32",
     "widths": "1,5",
     "spans": "512,1024,2048",
     "flex": "1024",
-    "out": "runs/decode_attention",
 }
 HEADS, KV_HEADS, HEAD_DIM = 9, 3, 64
 GROUPS = HEADS // KV_HEADS
@@ -241,14 +237,9 @@ VARIANTS: dict[str, Variant] = {
 
 
 def main(arguments: list[str]) -> None:
-    settings = DEFAULTS | dict(argument.split("=", 1) for argument in arguments)
-    if unknown := set(settings) - set(DEFAULTS):
-        sys.exit(f"error: {', '.join(sorted(unknown))}: no such setting; see the file's docstring")
-    out = Path(settings.pop("out"))
-    out.mkdir(parents=True, exist_ok=True)
-    command = [word for word in sys.orig_argv if not word.startswith("out=")]
-    results: dict[str, Any] = {"settings": settings, "manifest": manifest(command), "shapes": []}
-    numbers = {name: [int(n) for n in value.split(",")] for name, value in settings.items()}
+    study = Study.begin("decode_attention", arguments, DEFAULTS)
+    results: dict[str, Any] = {"shapes": []}
+    numbers = {name: [int(n) for n in text.split(",")] for name, text in study.settings.items()}
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tables, wrong = [], set()
     for rows in numbers["rows"]:
@@ -262,8 +253,7 @@ def main(arguments: list[str]) -> None:
             results["shapes"].append({**asdict(shape), "variants": record})
         tables.append(as_table(rows, measured))
         print_tables(tables[-1:])
-    (out / "decode_attention.json").write_text(json.dumps(results, indent=1, allow_nan=False))
-    (out / "decode_attention.md").write_text("\n".join(map(to_markdown, tables)))
+    study.write(tables, results)
     if wrong:
         sys.exit(f"error: {', '.join(sorted(wrong))}: other values than fp32 math; see max_error")
 

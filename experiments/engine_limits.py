@@ -12,7 +12,6 @@ run folder of a greedy ``plain`` in fp32 on the same requests, whose outputs are
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from experiments.study import Study
 from harness.config import Config, GrammarConfig
 from harness.core import longest_common_prefix
 from harness.loop import DecodeLoop, EngineConfig
@@ -31,9 +31,8 @@ from harness.models.drafters import ModelDrafter
 from harness.models.graphs import StaticLM
 from harness.models.language_model import RowInput
 from harness.models.pair import PairConfig
-from harness.results.manifest import manifest
 from harness.results.record import Recorder
-from harness.results.table import Table, print_tables, to_markdown
+from harness.results.table import Table, print_tables
 from harness.run import Run
 from harness.workloads.loaders import WorkloadConfig
 
@@ -48,7 +47,6 @@ DEFAULTS = {
     "limit": "128",
     "workload": "bfcl",
     "reference": "",
-    "out": "runs/engine_limits",
 }
 COLUMNS = {
     "tok_s": "output tokens / time of all steps, prefill included; median of the passes (1/s)",
@@ -66,21 +64,15 @@ COLUMNS = {
 
 
 def main(arguments: list[str]) -> None:
-    settings = DEFAULTS | dict(argument.split("=", 1) for argument in arguments)
-    if unknown := set(settings) - set(DEFAULTS):
-        sys.exit(f"error: {', '.join(sorted(unknown))}: no such setting; see the file's docstring")
-    out = Path(settings.pop("out"))
-    out.mkdir(parents=True, exist_ok=True)
-    command = [word for word in sys.orig_argv if not word.startswith("out=")]
-    results: dict[str, Any] = {"settings": settings, "manifest": manifest(command)}
+    study = Study.begin("engine_limits", arguments, DEFAULTS)
+    settings = study.settings
+    results: dict[str, Any] = {}
     tables = []
     for slots in map(int, settings["slots"].split(",")):
-        study = measure(slots, settings)
-        results[f"slots_{slots}"] = study
-        tables.append(as_table(slots, study))
+        results[f"slots_{slots}"] = measured = measure(slots, settings)
+        tables.append(as_table(slots, measured))
         print_tables(tables[-1:])
-        (out / "engine_limits.json").write_text(json.dumps(results, indent=1, allow_nan=False))
-        (out / "engine_limits.md").write_text("\n".join(map(to_markdown, tables)))
+        study.write(tables, results)
 
 
 def measure(slots: int, settings: dict[str, str]) -> dict[str, Any]:

@@ -15,20 +15,19 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import time
 
 from hydra import compose, initialize_config_module
 from hydra.core.config_store import ConfigStore
 
+from experiments.study import Study
 from harness.config import schema, typed
-from harness.results.manifest import manifest
 from harness.results.record import Recorder
-from harness.results.table import Table, print_tables, to_markdown
+from harness.results.table import Table, print_tables
 from harness.run import Run
 
-DEFAULTS = {"strategy": "vllm", "profile": "quick", "compile": "true", "out": "runs/first_step"}
+DEFAULTS = {"strategy": "vllm", "profile": "quick", "compile": "true"}
 COLUMNS = {
     "imported": "process start to the imports done (s)",
     "loaded": "process start to both models loaded (s)",
@@ -40,25 +39,17 @@ CHILD = "--started="
 
 def main(arguments: list[str]) -> None:
     started = [float(word.removeprefix(CHILD)) for word in arguments if word.startswith(CHILD)]
-    given = [word for word in arguments if not word.startswith(CHILD)]
-    settings = DEFAULTS | dict(word.split("=", 1) for word in given)
-    if unknown := set(settings) - set(DEFAULTS):
-        sys.exit(f"error: {', '.join(sorted(unknown))}: no such setting; see the file's docstring")
     if started:
+        settings = dict(word.split("=", 1) for word in arguments if not word.startswith(CHILD))
         print(json.dumps(first_step(settings, started[0])))
     else:
-        compare(settings)
+        compare(Study.begin("first_step", arguments, DEFAULTS))
 
 
-def compare(settings: dict[str, str]) -> None:
+def compare(study: Study) -> None:
     """Both starts, side by side."""
-    out = Path(settings["out"])
-    out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as cache:
-        starts = {name: start(settings, cache) for name in ("cold", "warm")}
-    command = [word for word in sys.orig_argv if not word.startswith("out=")]
-    result = {"settings": settings, "manifest": manifest(command), "starts": starts}
-    (out / "first_step.json").write_text(json.dumps(result, indent=1))
+        starts = {name: start(study.settings, cache) for name in ("cold", "warm")}
     rows = tuple((name, *(f"{s:.1f}" for s in times.values())) for name, times in starts.items())
     table = Table(
         title="Time to the first decode step",
@@ -67,7 +58,7 @@ def compare(settings: dict[str, str]) -> None:
         docs=("what the process found", *COLUMNS.values()),
     )
     print_tables([table])
-    (out / "first_step.md").write_text(to_markdown(table))
+    study.write([table], {"starts": starts})
 
 
 def start(settings: dict[str, str], cache: str) -> dict[str, float]:

@@ -18,11 +18,11 @@ import sys
 from collections.abc import Iterator, Sequence as SequenceOf
 from dataclasses import dataclass
 from itertools import cycle
-from pathlib import Path
 from random import Random
 from statistics import median, quantiles
 from typing import Any, cast
 
+from experiments.study import Study
 from harness.clock import Clock
 from harness.core import Proposal, Request, Sequence, Verdict
 from harness.errors import GrammarError
@@ -37,8 +37,7 @@ from harness.models.checkpoint import locate, read_tokenizer
 from harness.models.drafters import ModelDrafter
 from harness.models.pair import choose_device
 from harness.models.sampling import Sampling
-from harness.results.manifest import manifest
-from harness.results.table import Table, print_tables, to_markdown
+from harness.results.table import Table, print_tables
 from harness.step import Step
 from harness.text import HFCodec
 from harness.workloads.loaders import WorkloadConfig, data_path
@@ -55,7 +54,6 @@ DEFAULTS = {
     "whitespace": "free",
     "steps": "300",
     "passes": "5",
-    "out": "runs/grammar_threads",
 }
 COLUMNS = {
     "slots": "sequences in the batch",
@@ -117,18 +115,11 @@ class Script:
 
 
 def main(arguments: list[str]) -> None:
-    settings = DEFAULTS | dict(argument.split("=", 1) for argument in arguments)
-    if unknown := set(settings) - set(DEFAULTS):
-        sys.exit(f"error: {', '.join(sorted(unknown))}: no such setting; see the file's docstring")
-    out = Path(settings.pop("out"))
-    out.mkdir(parents=True, exist_ok=True)
-    command = [word for word in sys.orig_argv if not word.startswith("out=")]
-    rows = list(measure(settings))
-    results = {"settings": settings, "manifest": manifest(command), "rows": rows}
-    table = as_table(rows, settings)
+    study = Study.begin("grammar_threads", arguments, DEFAULTS)
+    rows = list(measure(study.settings))
+    table = as_table(rows, study.settings)
     print_tables([table])
-    (out / "grammar_threads.json").write_text(json.dumps(results, indent=1, allow_nan=False))
-    (out / "grammar_threads.md").write_text(to_markdown(table))
+    study.write([table], {"rows": rows})
 
 
 def measure(settings: dict[str, str]) -> Iterator[dict[str, Any]]:

@@ -13,13 +13,10 @@ comes of it. Grammars are compiled outside the timed part. Prints tables and wri
 
 from __future__ import annotations
 
-import json
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any, cast
@@ -30,6 +27,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from xgrammar.contrib.hf import LogitsProcessor as StockProcessor
 
 from experiments import engine_limits
+from experiments.study import Study, failure
 from harness.config import Config
 from harness.core import Request, longest_common_prefix
 from harness.errors import HarnessError, MatcherError
@@ -39,8 +37,7 @@ from harness.grammar.spec import GrammarSpec
 from harness.grammar.vocabulary import token_table
 from harness.models.checkpoint import logits_width
 from harness.models.pair import Pair, load_pair
-from harness.results.manifest import manifest
-from harness.results.table import NONE, Table, print_tables, to_markdown
+from harness.results.table import NONE, Table, print_tables
 from harness.workloads.item import to_request
 from harness.workloads.loaders import load
 
@@ -49,7 +46,6 @@ DEFAULTS = {
     "limit": "128",
     "whitespace": "free",
     "passes": "1",
-    "out": "runs/peers",
 }
 PEERS = {"transformers": False, "transformers, assisted": True}
 """By name, whether the pair's draft model assists."""
@@ -166,19 +162,11 @@ class ReplayingProcessor(LogitsProcessor):  # type: ignore[misc]
 
 
 def main(arguments: list[str]) -> None:
-    settings = DEFAULTS | dict(argument.split("=", 1) for argument in arguments)
-    if unknown := set(settings) - set(DEFAULTS):
-        sys.exit(f"error: {', '.join(sorted(unknown))}: no such setting; see the file's docstring")
-    out = Path(settings.pop("out"))
-    out.mkdir(parents=True, exist_ok=True)
-    command = [word for word in sys.orig_argv if not word.startswith("out=")]
-    passes = int(settings["passes"])
-    study = measure(configuration(settings), passes)
+    run = Study.begin("peers", arguments, DEFAULTS)
+    study = measure(configuration(run.settings), int(run.settings["passes"]))
     tables = as_tables(study)
     print_tables(tables)
-    results = {"settings": settings, "manifest": manifest(command), **study}
-    (out / "peers.json").write_text(json.dumps(results, indent=1, allow_nan=False))
-    (out / "peers.md").write_text("\n".join(map(to_markdown, tables)))
+    run.write(tables, study)
 
 
 def configuration(settings: dict[str, str]) -> Config:
@@ -318,13 +306,6 @@ def stock_outcomes(bench: Bench, expected: dict[str, list[int]]) -> list[str]:
             same = output == expected[job.request.id]
             outcomes.append("the output without a draft" if same else "another output")
     return outcomes
-
-
-def failure(error: Exception) -> str:
-    """Type and first sentence of an error; of one without a message, the statement it is from."""
-    message = str(error).strip() or traceback.extract_tb(error.__traceback__)[-1].line or ""
-    sentence, _, _ = message.partition("\n")[0].partition(". ")
-    return f"{type(error).__name__}: {sentence}"
 
 
 def as_tables(study: dict[str, Any]) -> list[Table]:

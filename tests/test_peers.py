@@ -13,6 +13,7 @@ import torch
 
 from experiments import peers
 from experiments.peers import Pass, ReplayingProcessor
+from experiments.study import failure
 from harness.config import Config
 from harness.errors import MatcherError
 from harness.grammar.matcher import CompiledGrammar
@@ -139,10 +140,10 @@ def test_a_failure_without_a_message_is_named_by_its_statement() -> None:
         stumble()
     bare = raised.value
     bare.args = ()
-    assert peers.failure(bare) == "AssertionError: assert not PROMPT"
+    assert failure(bare) == "AssertionError: assert not PROMPT"
     with pytest.raises(ValueError, match="two") as raised_too:
         raise ValueError("two\nlines")
-    assert peers.failure(raised_too.value) == "ValueError: two"
+    assert failure(raised_too.value) == "ValueError: two"
 
 
 @pytest.fixture

@@ -1,0 +1,61 @@
+"""What the studies share: settings from the command line, and where results go."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.results.manifest import manifest
+from harness.results.table import Table, to_markdown
+
+
+@dataclass(frozen=True)
+class Study:
+    """One run of a study.
+
+    Attributes:
+        name: of its files.
+        settings: defaults and what the user gave, without ``out``.
+        out: folder of the results.
+    """
+
+    name: str
+    settings: dict[str, str]
+    out: Path
+
+    @classmethod
+    def begin(cls, name: str, arguments: Sequence[str], defaults: Mapping[str, str]) -> Study:
+        """Read ``setting=value`` words; leaves with one line where there is no such setting.
+
+        Args:
+            name: of the study; results go to ``runs/<name>``, or to ``out=…``.
+            arguments: the words of the command line.
+            defaults: all settings but ``out``.
+        """
+        given = dict(word.partition("=")[::2] for word in arguments)
+        out = Path(given.pop("out", f"runs/{name}"))
+        if unknown := sorted(set(given) - set(defaults)):
+            known = ", ".join([*defaults, "out"])
+            sys.exit(f"error: {unknown[0]}: no such setting; name one of {known}")
+        out.mkdir(parents=True, exist_ok=True)
+        return cls(name, {**defaults, **given}, out)
+
+    def write(self, tables: Sequence[Table], results: Mapping[str, Any]) -> None:
+        """Write ``<name>.md`` and ``<name>.json``, the manifest in it."""
+        command = [word for word in sys.orig_argv if not word.startswith("out=")]
+        values = {"settings": self.settings, "manifest": manifest(command), **results}
+        text = json.dumps(values, indent=1, allow_nan=False)
+        (self.out / f"{self.name}.json").write_text(text)
+        (self.out / f"{self.name}.md").write_text("\n".join(map(to_markdown, tables)))
+
+
+def failure(error: Exception) -> str:
+    """Type and first sentence of an error; of one without a message, the statement it is from."""
+    message = str(error).strip() or traceback.extract_tb(error.__traceback__)[-1].line or ""
+    sentence, _, _ = message.partition("\n")[0].partition(". ")
+    return f"{type(error).__name__}: {sentence}"
