@@ -161,8 +161,8 @@ class StaticLogits:
         self._masks = torch.empty(shape, dtype=torch.int32, pin_memory=logits.is_cuda)
         self._on_device = torch.empty_like(self._masks, device=logits.device)
         self._host = self._masks.numpy()
-        self._replays: dict[str, Callable[[], None]] = {}
-        self._mailboxes: dict[str, Mailbox] = {}
+        self._replays: dict[object, Callable[[], None]] = {}
+        self._mailboxes: dict[Work, Mailbox] = {}
 
     def mask(self, bitmask: torch.Tensor, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Mask ``logits[targets]`` by ``bitmask[sources]``, int32 on the CPU; only launched.
@@ -171,26 +171,25 @@ class StaticLogits:
         """
         self._host[:] = EVERY_TOKEN
         self._host[targets] = bitmask.numpy()[sources]
-        self._run("mask", self._apply)
+        self._run(mask_rows, self._apply)
 
     def choose(self, work: Work) -> torch.Tensor:
         """``work(logits)`` of all R rows on the CPU, overwritten by the next call."""
         # Not compiled: torch.compile's kernels for these reductions were far slower on an H200.
-        name = work.__name__
-        if name not in self._mailboxes:
-            self._mailboxes[name] = Mailbox(work(self.logits))
-        mailbox = self._mailboxes[name]
-        self._run(name, lambda: mailbox.send(work(self.logits)))
+        if work not in self._mailboxes:
+            self._mailboxes[work] = Mailbox(work(self.logits))
+        mailbox = self._mailboxes[work]
+        self._run(work, lambda: mailbox.send(work(self.logits)))
         return mailbox.read()
 
     def _apply(self) -> None:
         self._on_device.copy_(self._masks, non_blocking=True)
         mask_rows(self.logits, self._on_device)
 
-    def _run(self, name: str, body: Callable[[], None]) -> None:
-        if name not in self._replays:
-            self._replays[name] = self._captures.graph(body, self.logits.device)
-        self._replays[name]()
+    def _run(self, what: object, body: Callable[[], None]) -> None:
+        if what not in self._replays:
+            self._replays[what] = self._captures.graph(body, self.logits.device)
+        self._replays[what]()
 
 
 class Places:

@@ -1,8 +1,9 @@
-"""What a strategy is: five hooks that the loop calls, in the order of a step.
+"""What a strategy is: hooks that the loop calls, in the order of a step.
 
-``before_step``, ``propose``, (the target's forward is launched), ``fill_rows``, ``verify``,
-``advance``. A strategy overrides those where its engine differs from the defaults here, which
-are masked decoding without drafts.
+``before_step``, ``propose``, (the target's forward is launched), ``verify_rows``, ``verify``,
+``commit``. A strategy overrides those where its engine differs from the defaults here, which are
+masked decoding without drafts. ``verify_rows`` and ``commit`` do ``fill_rows`` and ``advance`` for
+each sequence, which is where most differ.
 """
 
 from __future__ import annotations
