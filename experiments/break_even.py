@@ -24,7 +24,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.errors import ConfigError, HarnessError
+from harness.errors import ConfigError, exit_status
 from harness.results.costs import GUIDED, Costs
 from harness.results.predict import predict
 from harness.results.table import Table, print_tables, to_markdown
@@ -151,32 +151,32 @@ def inequality_table(
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns its exit status, 2 for what the user can correct."""
     words = sys.argv[1:] if arguments is None else arguments
-    try:
-        folder, given = read_arguments(words)
-        settings = DEFAULTS | given
-        steps, prompt_tokens = folder.steps(), float(folder.requests()["prompt_tokens"].mean())
-        own = {name: text for name, text in settings.items() if name not in DEFAULTS}
-        asked, name = question(own, steps, prompt_tokens), settings["y"]
-        if not isinstance(getattr(asked.costs, name, None), float):
-            raise ConfigError(f"y: {name!r} is no cost in µs; sync_us and mask_us are")
-        ratios, values = (
-            [number(key, word) for word in settings[key].split(",")] for key in ("ratios", "values")
-        )
-        constrained = steps[steps["strategy"] != CEILING]
-        cells = speeds(constrained, asked.costs, ratios, name, values, asked.copies)
-        tables = [map_table(cells, name)]
-        if GUIDED in set(steps["strategy"]):
-            tables.append(inequality_table(constrained, asked.costs, ratios, asked.copies))
-        for line in assumptions(asked, own.get("pair"), prompt_tokens):
-            print(f"- {line}")
-        print(f"- across: draft / target forward; down: {name}, then the sync_us below which")
-        print(f"  {GUIDED} beats a strategy (– = never)\n")
-        print_tables(tables)
-        if settings["out"]:
-            Path(settings["out"]).write_text("\n".join(map(to_markdown, tables)), encoding="utf-8")
-    except HarnessError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return exit_status(lambda: _map(words))
+
+
+def _map(words: Sequence[str]) -> int:
+    folder, given = read_arguments(words)
+    settings = DEFAULTS | given
+    steps, prompt_tokens = folder.steps(), float(folder.requests()["prompt_tokens"].mean())
+    own = {name: text for name, text in settings.items() if name not in DEFAULTS}
+    asked, name = question(own, steps, prompt_tokens), settings["y"]
+    if not isinstance(getattr(asked.costs, name, None), float):
+        raise ConfigError(f"y: {name!r} is no cost in µs; sync_us and mask_us are")
+    ratios, values = (
+        [number(key, word) for word in settings[key].split(",")] for key in ("ratios", "values")
+    )
+    constrained = steps[steps["strategy"] != CEILING]
+    cells = speeds(constrained, asked.costs, ratios, name, values, asked.copies)
+    tables = [map_table(cells, name)]
+    if GUIDED in set(steps["strategy"]):
+        tables.append(inequality_table(constrained, asked.costs, ratios, asked.copies))
+    for line in assumptions(asked, own.get("pair"), prompt_tokens):
+        print(f"- {line}")
+    print(f"- across: draft / target forward; down: {name}, then the sync_us below which")
+    print(f"  {GUIDED} beats a strategy (– = never)\n")
+    print_tables(tables)
+    if settings["out"]:
+        Path(settings["out"]).write_text("\n".join(map(to_markdown, tables)), encoding="utf-8")
     return 0
 
 

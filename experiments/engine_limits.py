@@ -31,6 +31,8 @@ from harness.models.drafters import ModelDrafter
 from harness.models.graphs import StaticLM
 from harness.models.language_model import RowInput
 from harness.models.pair import PairConfig
+from harness.results.costs import GUIDED
+from harness.results.predict import behind_whole_window
 from harness.results.record import Recorder
 from harness.results.table import Table, print_tables
 from harness.run import Run
@@ -229,16 +231,13 @@ def timed(work: Callable[[], object], device: torch.device, repeats: int = 50) -
 def figures(rows: pd.DataFrame, requests: pd.DataFrame, bare: dict[str, float]) -> dict[str, float]:
     """What one pass of one strategy comes to."""
     spent = ["draft_us", "verify_us", "grammar_us", "host_us"]
-    # Behind a window that was accepted whole, the draft model has two tokens to read.
-    whole = (rows.drafted > 0) & (rows.accepted == rows.drafted_raw)
-    two = whole.groupby(rows.request).shift(fill_value=False)
-    decode = rows.assign(two=two)[~rows.prefill]
+    decode = rows.assign(two=behind_whole_window(rows))[~rows.prefill]
     ticks = decode.groupby("tick").agg(
         drafted=("draft_forwards", "max"),
         two=("two", "any"),
         **{name: (name, "sum") for name in [*spent, "exposed_us"]},
     )
-    guided = str(rows.strategy.iloc[0]) == "trtllm"
+    guided = str(rows.strategy.iloc[0]) == GUIDED
     chain = ticks.two.map({True: bare.get("chain of two", 0), False: bare.get("chain", 0)})
     draft = ticks.drafted * bare["draft"] if guided else (ticks.drafted > 0) * chain
     verify = (ticks.drafted > 0).map({True: bare["verify"], False: bare["plain"]})

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from harness.config import Config, schema, typed
-from harness.errors import HarnessError
+from harness.errors import EXIT_BAD_INPUT, HarnessError
 from harness.results.manifest import manifest
 from harness.results.metrics import check_identities, compare_with_plain, summarise
 from harness.results.record import Recorder, RunFolder
@@ -27,8 +27,6 @@ from harness.results.report import write_report
 from harness.results.table import comparison_tables, print_tables
 from harness.run import Run, all_failed
 from harness.timeline import TIMELINE, write_timeline
-
-EXIT_BAD_INPUT = 2
 
 
 def main() -> None:

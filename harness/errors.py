@@ -1,5 +1,12 @@
 """Errors that a user can act on. Each message is one line: what, which field, what to do."""
 
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+EXIT_BAD_INPUT = 2
+
 
 class HarnessError(ValueError):
     """Base of every error that the command line prints as one line, with exit status 2."""
@@ -26,3 +33,12 @@ class DeadEnd(MatcherError):
 
 class RequestError(HarnessError):
     """One request cannot be served; the others go on."""
+
+
+def exit_status(command: Callable[[], int]) -> int:
+    """What a command returns; ``EXIT_BAD_INPUT``, and one line, for what the user can correct."""
+    try:
+        return command()
+    except HarnessError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT

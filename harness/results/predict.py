@@ -10,6 +10,17 @@ from harness.results.costs import GUIDED, PLACES, Costs, placed
 from harness.results.metrics import PLAIN
 
 
+def behind_whole_window(steps: pd.DataFrame) -> pd.Series:
+    """By step row, whether the step before accepted its window whole: then the draft model has
+    two tokens to read.
+
+    Args:
+        steps: step rows, each request's in the order of its steps.
+    """
+    whole = (steps["drafted"] > 0) & (steps["accepted"] == steps["drafted_raw"])
+    return whole.groupby([steps["strategy"], steps["request"]]).shift(fill_value=False)
+
+
 def work(steps: pd.DataFrame, costs: Costs, copies: float = 1.0) -> pd.DataFrame:
     """One row per strategy and tick: sequences, forwards, rows, tokens, and CPU time by place (µs).
 
@@ -19,9 +30,7 @@ def work(steps: pd.DataFrame, costs: Costs, copies: float = 1.0) -> pd.DataFrame
         copies: sequences that each recorded one stands for.
     """
     rows = steps.reset_index(drop=True)
-    # Behind a window that was accepted whole, the draft model has two tokens to read.
-    whole = (rows["drafted"] > 0) & (rows["accepted"] == rows["drafted_raw"])
-    two = whole.groupby([rows["strategy"], rows["request"]]).shift(fill_value=False)
+    two = behind_whole_window(rows)
     inserted = rows["jump_tokens"].clip(lower=0) + rows["retokenized"]
     rows = rows.assign(
         tokens=rows["emitted"] + rows["jump_tokens"],

@@ -27,14 +27,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from harness.errors import ConfigError, HarnessError
+from harness.errors import ConfigError, exit_status
 from harness.results.baseline import BETTER, Better, Snapshot, check_comparable
 from harness.results.metrics import PLAIN, Interval
 from harness.results.schema import METRICS
 from harness.results.table import NONE, Table, to_markdown
 
 EXIT_REGRESSION = 1
-EXIT_INCOMPARABLE = 2
 
 
 class Finding(StrEnum):
@@ -238,19 +237,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gate-times", action="store_true", help="fail where one is slower, too")
     parser.add_argument("--renew", action="store_true", help="write BASELINE from RUN")
     given = parser.parse_args(arguments)
-    try:
-        runs = repeats(given.runs)
-        if given.renew:
-            runs[0].write(given.baseline)
-            return 0
-        baseline = Snapshot.read(given.baseline)
-        found = differences(baseline, runs[0])
-        times = speeds(baseline, runs)
-        if given.gate_times and not times:
-            raise ConfigError(f"--gate-times: {given.baseline} has no times; name a run folder")
-    except HarnessError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_INCOMPARABLE
+    return exit_status(lambda: _compare(given))
+
+
+def _compare(given: argparse.Namespace) -> int:
+    runs = repeats(given.runs)
+    if given.renew:
+        runs[0].write(given.baseline)
+        return 0
+    baseline = Snapshot.read(given.baseline)
+    found = differences(baseline, runs[0])
+    times = speeds(baseline, runs)
+    if given.gate_times and not times:
+        raise ConfigError(f"--gate-times: {given.baseline} has no times; name a run folder")
     print(report(baseline, runs[0], found, times, given.gate_times))
     worse = any(each.finding is Finding.REGRESSION for each in found)
     slower = given.gate_times and any(each.slower for each in times)

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from harness.core import Finish
-from harness.errors import HarnessError
+from harness.errors import exit_status
 from harness.results.metrics import NEAR_TIE
 from harness.results.record import RunFolder
 from harness.results.table import Table, comparison_tables, print_tables, to_markdown
@@ -141,15 +141,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m harness.results.report", description="Print and write the report of runs."
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder")
-    try:
-        for path in parser.parse_args(arguments).runs:
-            folder = RunFolder.open(path)
-            print(f"{path}: {describe_hardware(folder.manifest()['hardware'])}\n")
-            print_tables(comparison_tables(folder.strategies()))
-            write_report(folder)
-    except HarnessError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    paths: list[Path] = parser.parse_args(arguments).runs
+    return exit_status(lambda: _report(paths))
+
+
+def _report(paths: Sequence[Path]) -> int:
+    for path in paths:
+        folder = RunFolder.open(path)
+        print(f"{path}: {describe_hardware(folder.manifest()['hardware'])}\n")
+        print_tables(comparison_tables(folder.strategies()))
+        write_report(folder)
     return 0
 
 

@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 
 from harness.core import columns
-from harness.errors import ConfigError, HarnessError
+from harness.errors import ConfigError, exit_status
 from harness.results.costs import PAIRS, PLACEMENTS, Costs, with_bare
 from harness.results.fit import fit
 from harness.results.predict import predict
@@ -205,19 +205,19 @@ def read_arguments(words: Sequence[str]) -> tuple[RunFolder, dict[str, str]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns its exit status, 2 for what the user can correct."""
     words = sys.argv[1:] if arguments is None else arguments
-    try:
-        folder, settings = read_arguments(words)
-        steps, prompt_tokens = folder.steps(), float(folder.requests()["prompt_tokens"].mean())
-        asked = question(settings, steps, prompt_tokens)
-        predicted = predict(steps, asked.costs, asked.copies)
-        recorded = {name: each["tok_s"] for name, each in folder.strategies().items()}
-        for line in assumptions(asked, settings.get("pair"), prompt_tokens):
-            print(f"- {line}")
-        print()
-        print_tables([table(predicted, asked, None if settings else recorded)])
-    except HarnessError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return exit_status(lambda: _answer(words))
+
+
+def _answer(words: Sequence[str]) -> int:
+    folder, settings = read_arguments(words)
+    steps, prompt_tokens = folder.steps(), float(folder.requests()["prompt_tokens"].mean())
+    asked = question(settings, steps, prompt_tokens)
+    predicted = predict(steps, asked.costs, asked.copies)
+    recorded = {name: each["tok_s"] for name, each in folder.strategies().items()}
+    for line in assumptions(asked, settings.get("pair"), prompt_tokens):
+        print(f"- {line}")
+    print()
+    print_tables([table(predicted, asked, None if settings else recorded)])
     return 0
 
 
