@@ -28,9 +28,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from experiments.study import Study, failure
+from harness.clock import Clock
 from harness.models.attention import additive_mask, ragged_attention
 from harness.models.causal_lm import see_causally
 from harness.results.table import NONE, Table, print_tables
+from harness.static_logits import Captures
 
 DEFAULTS = {
     "rows": "1,8,32",
@@ -310,22 +312,19 @@ def captured_us(call: Call, repetitions: int) -> float:
     Raises:
         RuntimeError: the call cannot be captured.
     """
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # workspaces must exist before the capture
-        call(0)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def body() -> None:
         for repetition in range(repetitions):
             call(repetition)
+
+    replay = Captures(Clock()).graph(body, torch.device("cuda"))
     others = torch.empty(L2_BYTES, dtype=torch.uint8, device="cuda")
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     times: list[float] = []
     for _ in range(REPLAYS):
         others.zero_()  # in a real step, weights and other layers have pushed the cache out of L2
         start.record()
-        graph.replay()
+        replay()
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end) * 1e3 / repetitions)

@@ -211,10 +211,11 @@ class Places:
         """The place whose first rows ``logits`` are, if they are."""
         return self._by_address.get(logits.data_ptr())
 
-    def choose(self, work: Work, logits: torch.Tensor) -> torch.Tensor:
-        """``work(logits)`` on the CPU, by a graph where there can be one. The one place where a
-        step waits for the device; the result is overwritten by the next call."""
-        place = self.find(logits)
-        if place is None:
-            return read_back(work(logits))
-        return place.choose(work)[..., : len(logits)]
+
+def choose(work: Work, logits: torch.Tensor, places: Places | None) -> torch.Tensor:
+    """``work(logits)`` on the CPU, by a graph where there can be one. Waits for the device; the
+    result is overwritten by the next call."""
+    place = places.find(logits) if places else None
+    if place is None:
+        return read_back(work(logits))
+    return place.choose(work)[..., : len(logits)]

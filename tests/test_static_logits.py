@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from harness.bitmask import WORD_BITS, words
 from harness.clock import Clock
 from harness.core import PAD
-from harness.static_logits import BLOCK, Captures, Places, largest, leads, read_back
+from harness.static_logits import BLOCK, Captures, Places, choose, largest, leads
 
 DEVICES = [
     torch.device("cpu"),
@@ -68,18 +68,18 @@ def test_a_mask_holds_for_one_forward_and_for_its_rows_only(
     static = places.find(place[:2])
     assert static is not None
     static.mask(only_token_5, sources=[1], targets=[1])
-    assert read_back(places.choose(largest, place[:2])).tolist() == [vocab - 1, 5]
+    assert choose(largest, place[:2], places).tolist() == [vocab - 1, 5]
 
     place.copy_(fresh)
     static.mask(only_token_5, sources=[1], targets=[0])
-    assert read_back(places.choose(largest, place)).tolist() == [5, vocab - 1, vocab - 1]
+    assert choose(largest, place, places).tolist() == [5, vocab - 1, vocab - 1]
 
 
 def test_other_logits_are_worked_on_as_they_are(places: Places) -> None:
     places.add(torch.zeros(2, 64))
     other = torch.eye(2, 64)
     assert places.find(other) is None
-    assert places.choose(largest, other).tolist() == [0, 1]
+    assert choose(largest, other, places).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -88,6 +88,6 @@ def test_each_piece_of_work_is_captured_once(places: Places, device: torch.devic
     places.add(logits)
     for value in (1.0, 2.0, 3.0):
         logits[:, 7] = value
-        assert read_back(places.choose(leads, logits)).tolist() == [[7.0, 7.0], [value, value]]
-        places.choose(largest, logits)
+        assert choose(leads, logits, places).tolist() == [[7.0, 7.0], [value, value]]
+        choose(largest, logits, places)
     assert places.captures.graphs == 2

@@ -11,7 +11,7 @@ from harness.models.draws import draft_uniforms
 from harness.models.graphs import StaticLM
 from harness.models.language_model import LanguageModel, RowInput
 from harness.models.sampling import Sampling, probabilities, sample
-from harness.static_logits import Places, largest, read_back
+from harness.static_logits import Places, choose, largest, read_back
 
 StopRule = Callable[[torch.Tensor], torch.Tensor]
 """Logits ``[rows, vocab]`` to flags ``[rows]``: stop this chain before adding its token."""
@@ -87,8 +87,7 @@ class DraftChain:
     def extend(self, logits: torch.Tensor, stop: StopRule | None = None) -> None:
         """Draw a draft for each active sequence; a full or stopped one leaves ``active``."""
         if self._sampling is None and self._width == 1:
-            chosen = self._places.choose(largest, logits) if self._places else largest(logits)
-            tokens = chosen[:, None]
+            tokens = choose(largest, logits, self._places)[:, None]
         elif self._sampling is None:
             tokens = logits.topk(self._width, dim=-1).indices
         else:

@@ -19,7 +19,7 @@ from harness.core import PAD, Proposal, Verdict, first_rows
 from harness.errors import ConfigError
 from harness.models.draws import Draws, uniforms
 from harness.models.sampling import Sampling, probabilities, sample
-from harness.static_logits import Places, leads, read_back
+from harness.static_logits import Places, choose, leads, read_back
 
 
 class Constraint(Protocol):
@@ -125,8 +125,7 @@ def argmax_tokens(
     ``PAD`` where every token is forbidden; the lead over forbidden ones is infinite. One copy
     to the host.
     """
-    chosen = places.choose(leads, logits) if places else read_back(leads(logits))
-    tokens, gaps = chosen.tolist()
+    tokens, gaps = choose(leads, logits, places).tolist()
     return [int(token) for token in tokens], gaps
 
 
