@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from time import sleep
@@ -10,44 +9,26 @@ from time import sleep
 import pytest
 
 import strategies
-from harness.config import Config
 from harness.errors import MatcherError
 from harness.grammar.tracked import TrackedMatcher
-from harness.loop import DecodeLoop, EngineConfig
+from harness.loop import DecodeLoop
 from harness.models.graphs import StaticLM
-from harness.models.pair import PairConfig
-from harness.results.record import Recorder
-from harness.run import Run
-from harness.workloads.loaders import WorkloadConfig
-from tests.tiny_pair import save_pair
+from tests.bench import Bench
 
 SLOTS = 4
 PAUSE_S = 0.02
 FREE = [name for name in strategies.registry() if name != "sglang"]
 
 
-class Bench:
-    """All strategies over the tiny pair in static shapes; the requests end at different times."""
+class DigitsBench(Bench):
+    """Requests that end at different times."""
 
     def __init__(self, folder: Path, requests: int, **options: object) -> None:
-        target, draft = save_pair(folder)
-        items = [
+        items: list[dict[str, object]] = [
             {"id": f"{i}", "prompt": f"Item {i}?", "regex": f"[0-9]{{{2 + 2 * i},30}}"}
             for i in range(requests)
         ]
-        (folder / "items.jsonl").write_text("\n".join(map(json.dumps, items)))
-        config = Config(
-            strategy="",
-            options=options,
-            pair=PairConfig(str(target), str(draft), "float32", "cpu"),
-            workload=WorkloadConfig("file", str(folder / "items.jsonl"), max_new_tokens=16),
-            engine=EngineConfig(slots=SLOTS, mode="graphs"),
-        )
-        self.recorder = Recorder()
-        self.run = Run(config, self.recorder, lambda _: None)
-
-    def loop(self, strategy: str) -> DecodeLoop:
-        return next(each for each in self.run.loops if each.strategy.name == strategy)
+        super().__init__(folder, items, max_new_tokens=16, slots=SLOTS, **options)  # type: ignore[arg-type]
 
     def decode(self, loop: DecodeLoop) -> None:
         self.recorder.steps.clear()
@@ -81,7 +62,7 @@ def test_all_that_is_run_ahead_is_what_comes_next(
     tmp_path: Path, expected: Counter[str], strategy: str
 ) -> None:
     """Also where requests end, wait and are admitted in between."""
-    bench = Bench(tmp_path, requests=2 * SLOTS)
+    bench = DigitsBench(tmp_path, requests=2 * SLOTS)
     for loop in (bench.loop("trtllm"), bench.loop(strategy)):  # another way of drafting before
         expected.clear()
         bench.decode(loop)
@@ -92,7 +73,7 @@ def test_all_that_is_run_ahead_is_what_comes_next(
 
 
 def test_nothing_is_run_ahead_of_a_jump(tmp_path: Path, expected: Counter[str]) -> None:
-    bench = Bench(tmp_path, requests=2, sglang={"jump_forward": True})
+    bench = DigitsBench(tmp_path, requests=2, sglang={"jump_forward": True})
     bench.decode(bench.loop("sglang"))
     assert expected["ahead"] == 0
 
@@ -100,7 +81,7 @@ def test_nothing_is_run_ahead_of_a_jump(tmp_path: Path, expected: Counter[str]) 
 def test_a_request_that_fails_behind_a_launch_takes_no_other_along(
     tmp_path: Path, expected: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench(tmp_path, requests=3)
+    bench = DigitsBench(tmp_path, requests=3)
     loop = bench.loop("vllm")
     bench.decode(loop)
     alone = {trace.request: trace.output_ids for trace in bench.recorder.requests}
@@ -129,7 +110,7 @@ def test_what_passes_between_two_steps_is_paid_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     """The device is at work on what runs ahead, so none of its time may be left out."""
-    bench = Bench(tmp_path, requests=SLOTS)
+    bench = DigitsBench(tmp_path, requests=SLOTS)
     loop = bench.loop(strategy)
     bench.decode(loop)
     retire = DecodeLoop._retire
@@ -150,7 +131,7 @@ def test_what_passes_between_two_steps_is_paid_for(
 def test_the_traces_of_a_step_outlive_an_interrupted_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench(tmp_path, requests=2)
+    bench = DigitsBench(tmp_path, requests=2)
     loop = bench.loop("plain")
     propose, calls = DecodeLoop._propose, iter(range(100))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Iterator, Sequence as SequenceOf
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,14 +11,8 @@ import pytest
 import torch
 
 import strategies
-from harness.config import Config
 from harness.core import Request
-from harness.loop import DecodeLoop, EngineConfig
-from harness.models.pair import PairConfig
-from harness.results.record import Recorder
-from harness.run import Run
-from harness.workloads.loaders import WorkloadConfig
-from tests.tiny_pair import save_pair
+from tests.bench import Bench
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,28 +27,15 @@ GRAMMARS: tuple[dict[str, object], ...] = (
 )
 
 
-class Bench:
-    """All strategies over the tiny pair in static shapes: greedy, and in fp32, so that no other
-    shape of a forward flips a near tie and changes what comes next."""
+class MixedBench(Bench):
+    """Requests with all kinds of grammars, of several lengths."""
 
     def __init__(self, folder: Path, device: str) -> None:
-        target, draft = save_pair(folder)
         items = [
             {"id": f"{i}", "prompt": f"Item {i}?" * (1 + i % 5), **GRAMMARS[i % len(GRAMMARS)]}
             for i in range(REQUESTS)
         ]
-        (folder / "items.jsonl").write_text("\n".join(map(json.dumps, items)))
-        config = Config(
-            strategy="",
-            pair=PairConfig(str(target), str(draft), "float32", device),
-            workload=WorkloadConfig("file", str(folder / "items.jsonl"), max_new_tokens=24),
-            engine=EngineConfig(slots=SLOTS, mode="graphs"),
-        )
-        self.recorder = Recorder()
-        self.run = Run(config, self.recorder, lambda _: None)
-
-    def loop(self, strategy: str) -> DecodeLoop:
-        return next(each for each in self.run.loops if each.strategy.name == strategy)
+        super().__init__(folder, items, max_new_tokens=24, slots=SLOTS, device=device)
 
     def graphs(self) -> int:
         """Graphs captured so far."""
@@ -92,8 +72,8 @@ def waits_are_errors() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return Bench(tmp_path_factory.mktemp("pair"), "cuda")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> MixedBench:
+    return MixedBench(tmp_path_factory.mktemp("pair"), "cuda")
 
 
 def test_waiting_for_an_event_is_no_hidden_wait_but_reading_a_tensor_is() -> None:
@@ -111,7 +91,7 @@ def test_waiting_for_an_event_is_no_hidden_wait_but_reading_a_tensor_is() -> Non
 
 
 @pytest.mark.parametrize("strategy", strategies.registry())
-def test_no_decode_step_hides_a_wait(bench: Bench, strategy: str) -> None:
+def test_no_decode_step_hides_a_wait(bench: MixedBench, strategy: str) -> None:
     batch, loop = bench.run.requests[:SLOTS], bench.loop(strategy)
     bench.round(strategy, batch)
     graphs = bench.graphs()
@@ -125,7 +105,7 @@ def test_no_decode_step_hides_a_wait(bench: Bench, strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", strategies.registry())
-def test_neither_memory_nor_graphs_grow_with_the_requests(bench: Bench, strategy: str) -> None:
+def test_neither_memory_nor_graphs_grow_with_the_requests(bench: MixedBench, strategy: str) -> None:
     bench.round(strategy, bench.run.requests)
     peaks, graphs = [], []
     for _ in range(2):
