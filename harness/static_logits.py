@@ -6,21 +6,15 @@ Elsewhere (eager forwards, trees, a CPU) the same work runs as it is.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 
 from harness.bitmask import mask_rows, words
 from harness.clock import Clock
-from harness.core import PAD
 
 WARM_UPS = 2
 """Runs before a capture: they allocate, choose kernels and compile."""
-BLOCK = 256
-"""Columns per block where a row is reduced in two stages. In one, a row occupies one of the
-device's processors and leaves the others idle."""
 EVERY_TOKEN = -1
 """A mask word that allows all of its tokens."""
 
@@ -105,47 +99,6 @@ def read_back(values: torch.Tensor) -> torch.Tensor:
     return mailbox.read()
 
 
-def largest(logits: torch.Tensor) -> torch.Tensor:
-    """The first largest logit of each row, int64 ``[rows]``."""
-    _, block, within = _largest(_blocks(logits))
-    return (block * BLOCK + within).squeeze(1)
-
-
-def leads(logits: torch.Tensor) -> torch.Tensor:
-    """The first largest logit of each row and its lead over the runner-up.
-
-    Args:
-        logits: fp32 ``[rows, vocab]``.
-
-    Returns:
-        fp64 ``[2, rows]``: token ids (``PAD`` where every token is forbidden) and leads, which
-        are infinite over forbidden tokens.
-    """
-    blocks = _blocks(logits)
-    tops, block, within = _largest(blocks)
-    best = tops.gather(1, block)
-    home = blocks.gather(1, block.unsqueeze(-1).expand(-1, 1, BLOCK)).squeeze(1)
-    inside = home.scatter(1, within, -math.inf).amax(-1, keepdim=True)
-    outside = tops.scatter(1, block, -math.inf).amax(-1, keepdim=True)
-    token = torch.where(best == -math.inf, PAD, block * BLOCK + within)
-    lead = best - torch.maximum(inside, outside)
-    return torch.cat([token.double(), lead.double()], dim=1).T
-
-
-def _blocks(logits: torch.Tensor) -> torch.Tensor:
-    """``[rows, blocks, BLOCK]``, filled up with forbidden columns."""
-    spare = -logits.shape[1] % BLOCK
-    padded = F.pad(logits, (0, spare), value=-math.inf) if spare else logits
-    return padded.reshape(len(logits), -1, BLOCK)
-
-
-def _largest(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Each block's largest ``[rows, blocks]``; of each row the block and the column in it."""
-    tops, columns = blocks.max(-1)
-    block = tops.max(-1, keepdim=True).indices
-    return tops, block, columns.gather(1, block)
-
-
 class StaticLogits:
     """One place for logits, with what is done to them as graphs.
 
@@ -175,7 +128,6 @@ class StaticLogits:
 
     def choose(self, work: Work) -> torch.Tensor:
         """``work(logits)`` of all R rows on the CPU, overwritten by the next call."""
-        # Not compiled: torch.compile's kernels for these reductions were far slower on an H200.
         if work not in self._mailboxes:
             self._mailboxes[work] = Mailbox(work(self.logits))
         mailbox = self._mailboxes[work]

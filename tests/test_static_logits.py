@@ -1,17 +1,14 @@
-"""The work on static logits: the same choices as plain reductions, masks that do not linger."""
+"""The work on static logits: masks that do not linger, each piece captured once."""
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 
+from harness.argmax import largest, leads
 from harness.bitmask import WORD_BITS, words
 from harness.clock import Clock
-from harness.core import PAD
-from harness.static_logits import BLOCK, Captures, Places, choose, largest, leads
+from harness.static_logits import Captures, Places, choose
 
 DEVICES = [
     torch.device("cpu"),
@@ -28,29 +25,6 @@ DEVICES = [
 @pytest.fixture
 def places() -> Places:
     return Places(Captures(Clock()))
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    rows=st.integers(1, 4),
-    vocab=st.sampled_from([3, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK]),
-    levels=st.integers(1, 5),
-    seed=st.integers(0, 2**20),
-)
-def test_two_stages_choose_what_one_reduction_chooses(
-    rows: int, vocab: int, levels: int, seed: int
-) -> None:
-    """Few levels make many ties: the first of equals wins, with a lead of 0."""
-    torch.manual_seed(seed)
-    logits = torch.randint(levels, (rows, vocab)).float()
-    logits[torch.rand(rows, vocab) < 0.3] = -math.inf
-    allowed = logits.amax(-1) > -math.inf
-    tokens, gaps = leads(logits)
-    assert torch.equal(tokens[allowed].long(), logits.argmax(-1)[allowed])
-    assert torch.equal(largest(logits)[allowed], logits.argmax(-1)[allowed])
-    top = logits.topk(2).values
-    assert torch.equal(gaps[allowed].float(), (top[:, 0] - top[:, 1])[allowed])
-    assert bool((tokens[~allowed] == PAD).all())
 
 
 @pytest.mark.parametrize("device", DEVICES)

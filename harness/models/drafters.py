@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence as SequenceOf
 
 import torch
 
+from harness.argmax import largest
 from harness.core import Proposal, Sequence, longest_common_prefix
 from harness.models.draws import draft_uniforms
 from harness.models.graphs import StaticLM
 from harness.models.language_model import LanguageModel, RowInput
 from harness.models.sampling import Sampling, probabilities, sample
-from harness.static_logits import Places, choose, largest, read_back
+from harness.static_logits import Places, choose, read_back
 
 StopRule = Callable[[torch.Tensor], torch.Tensor]
 """Logits ``[rows, vocab]`` to flags ``[rows]``: stop this chain before adding its token."""

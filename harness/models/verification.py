@@ -15,11 +15,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from harness.argmax import leads
 from harness.core import PAD, Proposal, Verdict, first_rows
 from harness.errors import ConfigError
 from harness.models.draws import Draws, uniforms
 from harness.models.sampling import Sampling, probabilities, sample
-from harness.static_logits import Places, choose, leads, read_back
+from harness.static_logits import Places, choose, read_back
 
 
 class Constraint(Protocol):
