@@ -29,15 +29,19 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from experiments.study import Study, failure
 from harness.clock import Clock
-from harness.models.attention import additive_mask, ragged_attention
+from harness.models.attention import (
+    mask_by_head,
+    mask_by_position,
+    ragged_attention,
+)
 from harness.models.causal_lm import see_causally
 from harness.results.table import NONE, Table, print_tables
 from harness.static_logits import Captures
 
 DEFAULTS = {
     "rows": "1,8,32",
-    "widths": "1,5",
-    "spans": "512,1024,2048",
+    "widths": "1,5,16",
+    "spans": "512,781,1024,2048",
     "flex": "1024",
 }
 HEADS, KV_HEADS, HEAD_DIM = 9, 3, 64
@@ -118,17 +122,26 @@ class Written:
         return self.keys, self.values
 
 
-def engine(case: Case) -> Call:
-    """``ragged_attention`` itself: on CUDA two matrix products and a softmax."""
-    mask = additive_mask(case.visible, GROUPS, case.query.dtype)
+def engine(by_head: bool) -> Variant:
+    """``ragged_attention``: on CUDA two matrix products and a softmax, or cuDNN by head."""
 
-    def call(repetition: int) -> torch.Tensor:
-        keys, values = case.keys[repetition], case.values[repetition]
-        module = torch.nn.Module()
-        module.ragged_layer = Written(keys, values)  # type: ignore[assignment]
-        return ragged_attention(module, case.query, keys, values, mask)[0]
+    def prepare(case: Case) -> Call:
+        dtype = case.query.dtype
+        mask = (
+            mask_by_head(case.visible, HEADS, dtype)
+            if by_head
+            else mask_by_position(case.visible, GROUPS, dtype)
+        )
 
-    return call
+        def call(repetition: int) -> torch.Tensor:
+            keys, values = case.keys[repetition], case.values[repetition]
+            module = torch.nn.Module()
+            module.ragged_layer = Written(keys, values)  # type: ignore[assignment]
+            return ragged_attention(module, case.query, keys, values, mask)[0]
+
+        return call
+
+    return prepare
 
 
 def sdpa(layout: str, backend: SDPBackend) -> Variant:
@@ -143,7 +156,8 @@ def sdpa(layout: str, backend: SDPBackend) -> Variant:
 
     def prepare(case: Case) -> Call:
         batch, heads, width, size = case.query.shape
-        mask = additive_mask(case.visible, GROUPS if layout == "grouped" else 1, case.query.dtype)
+        groups = GROUPS if layout == "grouped" else 1
+        mask = mask_by_position(case.visible, groups, case.query.dtype)
 
         def call(repetition: int) -> torch.Tensor:
             query, keys, values = case.query, case.keys[repetition], case.values[repetition]
@@ -223,7 +237,8 @@ def varlen(case: Case) -> Call:
 
 
 VARIANTS: dict[str, Variant] = {
-    "engine": engine,
+    "engine, by head": engine(by_head=True),
+    "engine, products": engine(by_head=False),
     **{
         f"{name}, {layout}": sdpa(layout, backend)
         for name, backend in {

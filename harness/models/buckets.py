@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.models.language_model import RowInput
+from harness.models.ragged_cache import padded_cells
 
 SHORTEST_SPAN = 512
 """Cells that the smallest graph attends to; below, a longer span costs next to nothing."""
@@ -68,7 +69,7 @@ class Buckets:
 
     def span(self, end: int) -> int:
         """Cells to attend to where the longest row ends at ``end``."""
-        return min(_power_of_two(max(end, SHORTEST_SPAN)), self.max_length)
+        return min(_power_of_two(max(end, SHORTEST_SPAN)), padded_cells(self.max_length))
 
     def _rows(self, count: int) -> int:
         rows = 1

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from harness.models import attention
 from harness.models.language_model import RowInput
-from harness.models.ragged_cache import RaggedCache
+from harness.models.ragged_cache import ALIGNMENT, RaggedCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -106,9 +107,12 @@ class CausalLM:
         model.set_attn_implementation(attention.NAME)
         self.cache = RaggedCache(model, slots, max_length)
         config = model.config.get_text_config(decoder=True)
-        self._groups = config.num_attention_heads // (
-            getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        )
+        self._heads = config.num_attention_heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or self._heads
+        self._groups = self._heads // kv_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // self._heads
+        sample = torch.zeros(1, self._heads, 1, size, dtype=model.dtype, device=self.device)
+        self._by_head = attention.attends_by_head(sample, sample[:, :kv_heads])
         parameters = inspect.signature(model.forward).parameters
         # transformers renamed the argument between 5.17 and 5.24.
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
@@ -117,12 +121,14 @@ class CausalLM:
     def forward(self, inputs: Sequence[RowInput]) -> torch.Tensor:
         """See ``LanguageModel.forward``."""
         layout = lay_out(inputs, self.max_length)
-        slots = [row.slot for row in inputs]
+        visible, slots = layout.visible, [row.slot for row in inputs]
+        if self._by_head:
+            visible = F.pad(visible, (0, -visible.shape[-1] % ALIGNMENT))
         logits = self.compute(
             layout.tokens.to(self.device),
             layout.positions.to(self.device),
             layout.cells.to(self.device),
-            layout.visible.to(self.device),
+            visible.to(self.device),
             _rows(slots, self.device),
             layout.kept,
         )
@@ -158,13 +164,18 @@ class CausalLM:
         self.cache.bind()
         logits: torch.Tensor = self.model(
             input_ids=tokens,
-            attention_mask=attention.additive_mask(visible, self._groups, self.model.dtype),
+            attention_mask=self._mask(visible),
             position_ids=positions,
             use_cache=True,
             logits_to_keep=kept,
             **{self._cache_argument: self.cache},
         ).logits
         return logits[..., : self.vocab_size]
+
+    def _mask(self, visible: torch.Tensor) -> torch.Tensor:
+        if self._by_head and visible.shape[1] <= attention.NARROW:
+            return attention.mask_by_head(visible, self._heads, self.model.dtype)
+        return attention.mask_by_position(visible, self._groups, self.model.dtype)
 
     @torch.inference_mode()
     def keep_path(self, slot: int, start: int, path: Sequence[int]) -> None:

@@ -7,11 +7,12 @@ from itertools import chain
 
 import torch
 
+from harness.argmax import largest
 from harness.models.buckets import Bucket, Buckets
 from harness.models.causal_lm import CausalLM, see_causally
 from harness.models.compiling import compile_decoder
 from harness.models.language_model import RowInput
-from harness.static_logits import Captures, Mailbox, Places, largest
+from harness.static_logits import Captures, Mailbox, Places
 
 
 class StaticLM:
@@ -157,8 +158,10 @@ class Station:
 
     def record(self, captures: Captures) -> None:
         """Capture the body, on scratch cells."""
-        # Prefills come in many shapes and keep the device busy: not worth a compilation.
-        stance = "force_eager" if self.bucket.gathered else "default"
+        # Prefills of several prompts come in many shapes, and few ever run: not worth their
+        # compilation. One prompt is what a slot that has become free brings, again and again.
+        several = self.bucket.gathered and self.bucket.rows > 1
+        stance = "force_eager" if several else "default"
         with torch.compiler.set_stance(stance):
             self.run = captures.graph(self._body, self._model.device)
 

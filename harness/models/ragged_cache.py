@@ -8,6 +8,14 @@ from typing import Any
 import torch
 from transformers import Cache
 
+ALIGNMENT = 64
+"""Kernels are slow over a number of cells that is no multiple of it."""
+
+
+def padded_cells(max_length: int) -> int:
+    """Cells of a row that holds ``max_length`` tokens: one more is scratch, the last are spare."""
+    return -(-(max_length + 1) // ALIGNMENT) * ALIGNMENT
+
 
 class Aim:
     """Where one forward writes, and what it may read; shared by all layers.
@@ -26,13 +34,13 @@ class Aim:
 
 
 class RaggedLayer:
-    """Keys and values of one layer: ``[slots, kv_heads, max_length + 1, head_dim]``.
+    """Keys and values of one layer: ``[slots, kv_heads, padded_cells(max_length), head_dim]``.
 
     Allocated by the first states that come, whose shape no config needs to tell.
     """
 
     def __init__(self, slots: int, max_length: int, aim: Aim) -> None:
-        self._size = slots, max_length + 1
+        self._size = slots, padded_cells(max_length)
         self._aim = aim
         self.keys: torch.Tensor | None = None
         self.values: torch.Tensor | None = None
@@ -62,8 +70,8 @@ class RaggedCache(Cache):  # type: ignore[misc]
     """Stands in for transformers' cache; the attention function does the work.
 
     No lengths are stored: each forward says where its tokens go (``aim``), and what lies behind
-    a row's length is overwritten or masked. So a rollback costs nothing here. The last cell of
-    each row is scratch: the padding of a forward is written there.
+    a row's length is overwritten or masked. So a rollback costs nothing here. The cell behind the
+    last token's is scratch: the padding of a forward is written there.
     """
 
     def __init__(self, model: torch.nn.Module, slots: int, max_length: int) -> None:

@@ -186,17 +186,23 @@ BARE = {
 """Names in the ``bare_us`` of ``engine_limits.json``, and the costs that they are."""
 
 
-def with_bare(costs: Costs, path: Path) -> Costs:
+def with_bare(costs: Costs, path: Path, context: float) -> Costs:
     """Take the forwards from replays that ``experiments/engine_limits.py`` measured.
+
+    Args:
+        costs: what is not replaced; its ``slots`` choose the replays.
+        path: the JSON of the study.
+        context: tokens that a sequence holds; the shortest span that has room for them counts.
 
     Raises:
         ConfigError: no such file, or it lacks these slots.
     """
     try:
-        bare = json.loads(path.read_text(encoding="utf-8"))[f"slots_{costs.slots}"]["bare_us"]
+        spans = json.loads(path.read_text(encoding="utf-8"))[f"slots_{costs.slots}"]["bare_us"]
+        bare = spans[min(spans, key=lambda span: (int(span) < context, abs(int(span) - context)))]
         forwards: dict[str, Any] = {field: float(bare[name]) for name, field in BARE.items()}
         row_us = (float(bare["chain of two"]) - forwards["chain_us"]) / costs.slots
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"bare: {path} has no replay times of {costs.slots} slots ({error}); "
             f"run experiments/engine_limits.py slots={costs.slots}"

@@ -69,7 +69,7 @@ def question(settings: Mapping[str, str], steps: pd.DataFrame, prompt_tokens: fl
     Args:
         settings: as the command line has them.
         steps: step rows of the run.
-        prompt_tokens: mean length of its prompts, which a pair's prefill needs.
+        prompt_tokens: mean length of its prompts, which a pair's prefill and the bare replays need.
 
     Raises:
         ConfigError: a setting is unknown, or no value of its kind.
@@ -81,7 +81,9 @@ def question(settings: Mapping[str, str], steps: pd.DataFrame, prompt_tokens: fl
         raise ConfigError(f"{unknown[0]}: no such setting; name one of {known}")
     costs, sources = fit(steps), dict.fromkeys(names, "the run")
     if bare := settings.get("bare"):
-        costs = _mark(costs, with_bare(costs, Path(bare)), sources, f"bare replays in {bare}")
+        costs = _mark(
+            costs, with_bare(costs, Path(bare), prompt_tokens), sources, f"bare replays in {bare}"
+        )
     batch = number("batch", settings.get("batch", "0")) or float(steps["batch"].max())
     if pair := settings.get("pair"):
         if pair not in PAIRS:

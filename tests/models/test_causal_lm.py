@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from transformers import LlamaForCausalLM
 
+from harness.models import attention
 from harness.models.causal_lm import CausalLM, lay_out
 from harness.models.language_model import RowInput
 from tests.tiny_pair import random_llama
 
 VOCAB = 257
 LENGTH = 48
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["by_position", "by_head"], autouse=True)
+def by_head(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Both ways to lay out the query heads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "attends_by_head", lambda *_: request.param)
+        yield
 
 
 @pytest.fixture(scope="module")

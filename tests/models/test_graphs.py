@@ -46,12 +46,12 @@ def row(slot: int, start: int, count: int, logits: int = 1) -> RowInput:
         ([row(6, 9, 1)], Bucket(7, 1, 512, 1, gathered=False)),
         ([row(0, 9, 2)], Bucket(1, 2, 512, 2, gathered=False)),
         ([row(0, 9, 3, 2)], Bucket(1, 5, 512, 5, gathered=False)),
-        ([row(1, 510, 1), row(0, 516, 5, 5)], Bucket(7, 5, 1000, 5, gathered=False)),
+        ([row(1, 510, 1), row(0, 516, 5, 5)], Bucket(7, 5, 1024, 5, gathered=False)),
         ([row(5, 0, 100), row(2, 0, 7)], Bucket(2, 128, 512, 1, gathered=True)),
         ([row(5, 0, 300)], Bucket(1, 512, 512, 1, gathered=True)),
         ([row(5, 20, 9, 3)], Bucket(7, 16, 512, 5, gathered=False)),
         ([row(0, 20, 17, 3)], Bucket(1, 128, 512, 5, gathered=True)),
-        ([row(0, 900, 1)], Bucket(1, 1, 1000, 1, gathered=False)),
+        ([row(0, 900, 1)], Bucket(1, 1, 1024, 1, gathered=False)),
     ],
 )
 def test_a_forward_is_rounded_up_to_a_bucket(inputs: list[RowInput], bucket: Bucket) -> None:

@@ -318,13 +318,15 @@ def test_many_rows_cost_their_arithmetic():
 
 def test_bare_replays_replace_the_forwards(tmp_path):
     bare = {"plain": 10, "verify": 14, "draft": 2, "chain": 7, "chain of two": 9}
+    spans = {"512": dict.fromkeys(bare, 99), "1024": bare, "2048": dict.fromkeys(bare, 99)}
     path = tmp_path / "engine_limits.json"
-    path.write_text(json.dumps({"slots_8": {"bare_us": bare}}))
-    costs = with_bare(replace(COSTS, slots=8), path)
+    path.write_text(json.dumps({"slots_8": {"bare_us": spans}}))
+    costs = with_bare(replace(COSTS, slots=8), path, context=513.0)
     assert (costs.plain_us, costs.verify_us, costs.draft_us, costs.chain_us) == (10, 14, 2, 7)
     assert costs.draft_row_us == (9 - 7) / 8
     with pytest.raises(ConfigError, match=r"bare: .* 4 slots"):
-        with_bare(replace(COSTS, slots=4), path)
+        with_bare(replace(COSTS, slots=4), path, context=513.0)
+    assert with_bare(replace(COSTS, slots=8), path, context=9000.0).plain_us == 99
 
 
 def test_another_draft_takes_its_chain_along(toy):
