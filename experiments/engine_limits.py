@@ -2,8 +2,9 @@
 
     python -m experiments.engine_limits slots=1,8,32
 
-For each number of slots: bare replay times of the draft and the target, then every strategy on
-the same requests, once to capture and then timed passes in turn. Prints a table and writes
+For each number of slots: bare replay times of the draft and the target at each length of the
+context that is captured, then every strategy on the same requests, once to capture and then timed
+passes in turn. Prints a table and writes
 ``engine_limits.json`` (and the table as Markdown) below ``out``. Settings (``name=value``):
 ``slots``, ``requests`` (at one slot; twice as many else), ``passes``, ``strategies``,
 ``whitespace``, ``compile``, ``limit`` (new tokens), ``workload``, ``out``, and ``reference``: the
@@ -57,6 +58,7 @@ COLUMNS = {
     "length": "emitted tokens per verify step, mean_accept_len",
     "ideal": "output tokens / (bare replays of all decode steps), ideal_tok_s (1/s)",
     "efficiency": "bare replays / time, decode steps only",
+    "prefill": "share of the time in steps that feed prompts (%)",
     "draft": "draft forwards and sampling (µs per decode step)",
     "verify": "target forward, masks, verification (µs per decode step)",
     "grammar": "grammar work on the CPU (µs per decode step)",
@@ -190,23 +192,32 @@ def configuration(slots: int, settings: dict[str, str]) -> Config:
     )
 
 
-def bare_times(run: Run) -> dict[str, float]:
-    """Replay times of the captured shapes at the middle of the context, µs."""
+def bare_times(run: Run) -> dict[int, dict[str, float]]:
+    """By span of the context, replay times of the captured shapes, µs."""
     target, drafter = run.loops[0].target, run.drafter
     assert isinstance(target, StaticLM), "engine_limits measures captured shapes"
-    slots, start = run.config.engine.slots, min(400, target.max_length - 3 * DRAFT_TOKENS)
+    ends = range(1, target.max_length + 1)
+    spans = sorted({target.buckets.span(end) for end in ends})
+    draft = drafter.model if isinstance(drafter, ModelDrafter) else None
+    return {
+        span: replays(target, draft if isinstance(draft, StaticLM) else None, span)
+        for span in spans
+    }
+
+
+def replays(target: StaticLM, draft: StaticLM | None, span: int) -> dict[str, float]:
+    """Replay times at one span, µs."""
+    slots, start = target.buckets.slots, min(span, target.max_length) - 3 * DRAFT_TOKENS
+    window = 1 + DRAFT_TOKENS
 
     def rows(width: int, logits: int = 1) -> list[RowInput]:
         return [RowInput(slot, start, [5] * width, logits) for slot in range(slots)]
-
-    window = 1 + DRAFT_TOKENS
 
     times: dict[str, float] = {
         "plain": timed(lambda: target.forward(rows(1)), target.device),
         "verify": timed(lambda: target.forward(rows(window, window)), target.device),
     }
-    if isinstance(drafter, ModelDrafter) and isinstance(drafter.model, StaticLM):
-        draft = drafter.model
+    if draft is not None:
         times["draft"] = timed(lambda: draft.forward(rows(1)), draft.device)
         for name, pending in (("chain", 1), ("chain of two", 2)):
             times[name] = timed(
@@ -228,20 +239,20 @@ def timed(work: Callable[[], object], device: torch.device, repeats: int = 50) -
     return median(times[10:])
 
 
-def figures(rows: pd.DataFrame, requests: pd.DataFrame, bare: dict[str, float]) -> dict[str, float]:
+def figures(
+    rows: pd.DataFrame, requests: pd.DataFrame, bare: dict[int, dict[str, float]]
+) -> dict[str, float]:
     """What one pass of one strategy comes to."""
     spent = ["draft_us", "verify_us", "grammar_us", "host_us"]
-    decode = rows.assign(two=behind_whole_window(rows))[~rows.prefill]
+    steps = rows.assign(two=behind_whole_window(rows), end=context_ends(rows, requests))
+    decode = steps[~rows.prefill]
     ticks = decode.groupby("tick").agg(
         drafted=("draft_forwards", "max"),
         two=("two", "any"),
+        end=("end", "max"),
         **{name: (name, "sum") for name in [*spent, "exposed_us"]},
     )
-    guided = str(rows.strategy.iloc[0]) == GUIDED
-    chain = ticks.two.map({True: bare.get("chain of two", 0), False: bare.get("chain", 0)})
-    draft = ticks.drafted * bare["draft"] if guided else (ticks.drafted > 0) * chain
-    verify = (ticks.drafted > 0).map({True: bare["verify"], False: bare["plain"]})
-    ideal_us = float((draft + verify).sum())
+    ideal_us = float(replayed(ticks, bare, guided=str(rows.strategy.iloc[0]) == GUIDED).sum())
     total_us = float(rows[spent].to_numpy().sum())
     decode_us = float(ticks[spent].to_numpy().sum())
     per_step = {name: float(ticks[name].mean()) for name in [*spent, "exposed_us"]}
@@ -249,12 +260,36 @@ def figures(rows: pd.DataFrame, requests: pd.DataFrame, bare: dict[str, float]) 
         "tok_s": float(requests.output_tokens.sum()) / total_us * 1e6,
         "ideal_tok_s": float(decode.emitted.sum()) / ideal_us * 1e6,
         "efficiency": ideal_us / decode_us,
+        "prefill_share": 1 - decode_us / total_us,
         "mean_accept_len": float(decode.emitted.sum()) / len(decode),
         "accept_rate": float(decode.accepted.sum()) / max(1, int(decode.drafted.sum())),
         "tokens": int(requests.output_tokens.sum()),
         "failed": int((requests.error != "").sum()),
         **per_step,
     }
+
+
+def context_ends(rows: pd.DataFrame, requests: pd.DataFrame) -> pd.Series:
+    """By step row, the tokens that its sequence held at the end of its forward."""
+    prompts = requests.set_index("request").prompt_tokens
+    grown = rows.emitted + rows.jump_tokens
+    before = grown.groupby(rows.request).cumsum() - rows.emitted
+    return rows.request.map(prompts) + before + rows.rows - 1
+
+
+def replayed(
+    ticks: pd.DataFrame, bare: dict[int, dict[str, float]], guided: bool
+) -> pd.Series[float]:
+    """What the forwards of each tick take when nothing else is done, µs."""
+    span = ticks.end.map(lambda end: min(size for size in bare if size >= min(end, max(bare))))
+    times = pd.DataFrame.from_dict(bare, orient="index").reindex(
+        columns=["plain", "verify", "draft", "chain", "chain of two"], fill_value=0.0
+    )
+    at = times.loc[span].set_index(ticks.index)
+    drafts = ticks.drafted > 0
+    chain = at["chain of two"].where(ticks.two, at["chain"])
+    draft = ticks.drafted * at["draft"] if guided else drafts * chain
+    return draft + at["verify"].where(drafts, at["plain"])
 
 
 def as_table(slots: int, study: dict[str, Any]) -> Table:
@@ -273,14 +308,18 @@ def as_table(slots: int, study: dict[str, Any]) -> Table:
                 f"{middle['mean_accept_len']:.2f}",
                 f"{middle['ideal_tok_s']:.0f}",
                 f"{middle['efficiency']:.2f}",
+                f"{100 * middle['prefill_share']:.0f}",
                 *(
                     f"{middle[key]:.0f}"
                     for key in ("draft_us", "verify_us", "grammar_us", "exposed_us", "host_us")
                 ),
             )
         )
-    bare = ", ".join(f"{name} {us:.0f} µs" for name, us in study["bare_us"].items())
-    title = f"{slots} slots; bare replays: {bare}; {memory(study)}"
+    bare = "; ".join(
+        f"at {span} tokens " + ", ".join(f"{name} {us:.0f} µs" for name, us in times.items())
+        for span, times in study["bare_us"].items()
+    )
+    title = f"{slots} slots; bare replays {bare}; {memory(study)}"
     if agreement := study["reference"]:
         title += (
             f"; plain against fp32: {agreement['same']} of {agreement['requests']} outputs the "
