@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.core import PAD, ROLLBACK_KINDS, Ledger, Sequence, StepTrace, check_ledger
+from harness.core import PAD, ROLLBACK_KINDS, Fate, Ledger, Sequence, StepTrace, check_ledger
 from harness.step import Step, isolate
 
 
@@ -16,12 +16,14 @@ class Books:
         step: steps of the sequence before this one.
         before, after: its ledger at both ends of the step.
         fill_us: time of each mask fill, µs.
+        jump_ids: what a jump wrote, from the first id that it changed on.
     """
 
     step: int
     before: Ledger
     after: Ledger
     fill_us: list[float]
+    jump_ids: list[int]
 
 
 def ledger(sequence: Sequence) -> Ledger:
@@ -29,22 +31,48 @@ def ledger(sequence: Sequence) -> Ledger:
     return Ledger() if sequence.matcher is None else sequence.matcher.ledger.copy()
 
 
-def close_books(sequence: Sequence, before: Ledger) -> Books:
-    """Audit the ledger at the end of a step, and keep what the next one would change.
+def close_books(step: Step, index: int, before: Ledger) -> Books:
+    """Audit a ledger at the end of a step, and keep what the next one would change.
 
     The sequence fails if it and its matcher disagree.
     """
+    sequence = step.sequences[index]
     with isolate(sequence):
         check_ledger(sequence)
     fills = [] if sequence.matcher is None else sequence.matcher.take_fills()
-    return Books(sequence.steps, before, ledger(sequence), fills)
+    return Books(sequence.steps, before, ledger(sequence), fills, _jump_ids(step, index))
+
+
+def _jump_ids(step: Step, index: int) -> list[int]:
+    """The ids that stand, before those emitted, where a jump changed the output."""
+    written = sum(step.jumped.get(index, (0, 0)))
+    end = len(step.sequences[index].output_ids) - len(step.kept[index])
+    return step.sequences[index].output_ids[end - written : end]
+
+
+def fates(step: Step, index: int) -> list[Fate]:
+    """What became of each draft of a sequence, in a tree of each node."""
+    proposal, path = step.proposals[index], step.verdicts[index].path
+    kept = step.kept[index]
+    accepted, ended_on_a_draft = path[: len(kept)], len(kept) <= len(path)
+
+    def fate(node: int, token: int) -> Fate:
+        if token == PAD:
+            return Fate.PADDING
+        if node in accepted:
+            return Fate.ACCEPTED
+        if ended_on_a_draft:
+            return Fate.PAST_STOP
+        legal = proposal.legal is None or proposal.legal[node]
+        return Fate.REJECTED_MODEL if legal else Fate.REJECTED_GRAMMAR
+
+    return [fate(node, token) for node, token in enumerate(proposal.tokens)]
 
 
 def trace_step(step: Step, index: int, books: Books, strategy: str, tick: int) -> StepTrace:
     """What one sequence's step comes to; times are left at 0."""
-    sequence, proposal = step.sequences[index], step.proposals[index]
-    kept, path = step.kept[index], step.verdicts[index].path
-    accepted = path[: len(kept)]
+    sequence, proposal, kept = step.sequences[index], step.proposals[index], step.kept[index]
+    fate = fates(step, index)
     trace = StepTrace(
         strategy,
         sequence.request.id,
@@ -54,9 +82,12 @@ def trace_step(step: Step, index: int, books: Books, strategy: str, tick: int) -
         len(step.sequences),
         drafted_raw=proposal.drafted_raw,
         drafted=proposal.drafted,
-        accepted=len(accepted),
+        accepted=fate.count(Fate.ACCEPTED),
         emitted=len(kept),
         trimmed=proposal.trimmed,
+        rejected_grammar=fate.count(Fate.REJECTED_GRAMMAR),
+        rejected_model=fate.count(Fate.REJECTED_MODEL),
+        past_stop=fate.count(Fate.PAST_STOP),
         rows=1 + len(proposal.tokens),
         wasted_rows=1 + len(proposal.tokens) - len(kept),
         mask_rows=len(books.fill_us),
@@ -66,17 +97,15 @@ def trace_step(step: Step, index: int, books: Books, strategy: str, tick: int) -
         fill_us=books.fill_us,
         draft_ids=list(proposal.tokens),
         emitted_ids=list(kept),
+        fates="".join(fate),
+        draft_parents=proposal.parents or [],
+        trimmed_ids=proposal.trimmed_ids,
+        jump_ids=books.jump_ids,
     )
-    ended_on_a_draft = len(kept) <= len(path)
-    for node, token in enumerate(proposal.tokens):
-        if token == PAD or node in accepted:
-            continue
-        if ended_on_a_draft:
-            trace.past_stop += 1
-        elif proposal.legal is None or proposal.legal[node]:
-            trace.rejected_model += 1
-        else:
-            trace.rejected_grammar += 1
+    if step.details:
+        detail = step.details[index]
+        trace.draft_p, trace.draft_q, trace.legal = detail.draft_p, detail.draft_q, detail.legal
+        trace.emitted_p = detail.emitted_p[: len(kept)]
     trace.jump_tokens, trace.retokenized = step.jumped.get(index, (0, 0))
     before, after = books.before, books.after
     if after.rollback_calls != before.rollback_calls:

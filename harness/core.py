@@ -32,6 +32,16 @@ RollbackKind = Literal["preview", "draft", "rejected", "retokenize"]
 ROLLBACK_KINDS: tuple[RollbackKind, ...] = ("preview", "draft", "rejected", "retokenize")
 
 
+class Fate(StrEnum):
+    """What became of a draft that was put before the target, as a letter of ``fates``."""
+
+    ACCEPTED = "a"
+    REJECTED_GRAMMAR = "g"
+    REJECTED_MODEL = "m"
+    PAST_STOP = "s"
+    PADDING = "-"
+
+
 class Finish(StrEnum):
     """Why a sequence left its slot."""
 
@@ -170,6 +180,7 @@ class Proposal:
             of the root (the last committed token); None for a chain.
         q: ``[len(tokens), vocab]``, the law that each draft was drawn from; None = one-hot.
         drafted_raw: drafts before anything was cut; defaults to ``len(tokens)``.
+        raw: these drafts themselves, where they are known: what ``tokens`` was at first.
         legal: by draft, whether the grammar allows it and all before it; a strategy sets it
             when it learns it. None = no grammar, or not looked.
         draft_forwards: forwards of the draft model that it took.
@@ -181,8 +192,10 @@ class Proposal:
     drafted_raw: int = -1
     legal: list[bool] | None = None
     draft_forwards: int = 0
+    raw: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.raw = list(self.tokens)
         if self.drafted_raw < 0:
             self.drafted_raw = len(self.tokens)
 
@@ -194,6 +207,12 @@ class Proposal:
     @property
     def trimmed(self) -> int:
         return self.drafted_raw - self.drafted
+
+    @property
+    def trimmed_ids(self) -> list[int]:
+        """The raw drafts that are not verified; ``PAD`` where the draft model had none."""
+        verified = [*self.tokens, *[PAD] * (len(self.raw) - len(self.tokens))]
+        return [raw for raw, token in zip(self.raw, verified, strict=True) if token == PAD]
 
     @property
     def parent_nodes(self) -> SequenceOf[int]:
@@ -276,6 +295,38 @@ class StepTrace:
     fill_us: list[float] = column("each mask fill of this sequence, µs", default_factory=list)
     draft_ids: list[int] = column("drafts as verified; -1 = refused before", default_factory=list)
     emitted_ids: list[int] = column("tokens emitted", default_factory=list)
+    fates: str = column(
+        "by id of draft_ids: a = accepted, g = rejected by the grammar, m = by the model, "
+        "s = past the stop, - = padding",
+        default="",
+    )
+    draft_parents: list[int] = column(
+        "by id of draft_ids, in a tree: index of its parent, -1 = the last token; empty = a chain",
+        default_factory=list,
+    )
+    trimmed_ids: list[int] = column("drafts cut before the verification", default_factory=list)
+    jump_ids: list[int] = column(
+        "ids that a jump put in place of the last `retokenized` ones, before this step",
+        default_factory=list,
+    )
+    draft_p: list[float] = column(
+        "by id of draft_ids: its probability in the law that verified it (greedy: the softmax); "
+        "nan = padding; recorded with engine.detail",
+        default_factory=list,
+    )
+    draft_q: list[float] = column(
+        "by id of draft_ids: its probability in the law that it was drawn from; nan = it is the "
+        "draft model's argmax, or padding; recorded with engine.detail",
+        default_factory=list,
+    )
+    emitted_p: list[float] = column(
+        "by id of emitted_ids: as draft_p; recorded with engine.detail", default_factory=list
+    )
+    legal: list[int] = column(
+        "by row of logits (what follows the last token, then each draft): legal tokens in its "
+        "mask; -1 = no mask; recorded with engine.detail",
+        default_factory=list,
+    )
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ from harness.core import (
     Sequence,
     StepTrace,
 )
+from harness.detail import DetailedVerifier
 from harness.errors import ConfigError, DeadEnd
 from harness.grammar.masks import MaskBuffer
 from harness.grammar.pool import GrammarPool
@@ -59,6 +60,8 @@ class EngineConfig:
         compile: torch.compile below the graphs.
         grammar_threads: threads that do the grammar work of a batch.
         profile: write a timeline of the first steps beside the results.
+        detail: record probabilities and legal tokens, for the trace viewer. Counts and outputs
+            stay what they are; the times of such a run are not for quoting.
     """
 
     slots: int = 8
@@ -70,6 +73,7 @@ class EngineConfig:
     compile: bool = False
     grammar_threads: int = 1
     profile: bool = False
+    detail: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in ("auto", "eager", "graphs"):
@@ -152,6 +156,9 @@ class DecodeLoop:
         self._tick = 0
         self._unwritten: tuple[Step, list[Books], dict[str, float], int] | None = None
         self._pool = GrammarPool(config.grammar_threads, clock)
+        self._detailed = DetailedVerifier(strategy.verifier, clock) if config.detail else None
+        if self._detailed is not None:
+            strategy.verifier = self._detailed
         self.running: list[Sequence] = []
 
     def run(self, requests: Iterable[Request]) -> None:
@@ -228,10 +235,7 @@ class DecodeLoop:
         self.clock.resume("step")
         with self.clock.span("step"):
             step, before, hidden_us = self._step(sequences, prefill)
-            closed = [
-                close_books(sequence, was)
-                for sequence, was in zip(step.sequences, before, strict=True)
-            ]
+            closed = [close_books(step, index, was) for index, was in enumerate(before)]
         self._close(step, closed, hidden_us)
         if step.ran_ahead:  # the device works, so the time until the next step counts
             self.clock.leave()
@@ -263,6 +267,8 @@ class DecodeLoop:
         doomed = {i for i, each in enumerate(step.sequences) if each.error is not None}
         with self.clock.span("verify"):
             step.verdicts = self.strategy.verify(step, logits)
+        if self._detailed is not None:
+            step.details = self._detailed.take(step.masks)
         self._emit(step, doomed)
         step.ran_ahead = self._run_ahead()
         launched = self._grammar_us

@@ -15,6 +15,7 @@ from harness.models.drafters import ModelDrafter
 from harness.static_logits import Places
 
 if TYPE_CHECKING:
+    from harness.detail import Detail
     from harness.grammar.pool import GrammarPool
 
 
@@ -34,6 +35,7 @@ class Step:
         verdicts: what the verification said.
         kept: the emitted tokens up to the stop; what the output really got.
         jumped: by sequence, forced tokens inserted and ids changed before this step.
+        details: by sequence, what was recorded of the verification, if it was.
         ran_ahead: the next step's first forward is under way.
     """
 
@@ -48,6 +50,7 @@ class Step:
     verdicts: list[Verdict] = field(init=False, default_factory=list)
     kept: list[list[int]] = field(init=False)
     jumped: dict[int, tuple[int, int]] = field(init=False, default_factory=dict)
+    details: list[Detail] = field(init=False, default_factory=list)
     ran_ahead: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:

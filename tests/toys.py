@@ -162,6 +162,7 @@ class Toy:
     sampling: Sampling = field(default_factory=Sampling)
     drafter: type[ModelDrafter] = ModelDrafter
     grammar_threads: int = 1
+    detail: bool = False
 
     @property
     def setup(self) -> Setup:
@@ -194,6 +195,7 @@ class Toy:
                 slots=self.slots,
                 draft_tokens=self.draft_tokens,
                 grammar_threads=self.grammar_threads,
+                detail=self.detail,
             ),
             watch,
             Clock(),

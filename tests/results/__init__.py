@@ -54,6 +54,8 @@ def verify(
         "held": held + emitted,
         "draft_ids": [7] * drafted,
         "emitted_ids": [7] * emitted,
+        "fates": "a" * accepted + "m" * model + "g" * grammar + "s" * past_stop,
+        "trimmed_ids": [7] * trimmed,
     }
     return StepTrace(strategy, request, tick, step, False, 1, **{**defaults, **columns})
 
