@@ -1,157 +1,156 @@
-"""``python -m harness.results.report RUN…``: print a run's tables and write its ``report.md``."""
+"""A run's tables, printed and written.
+
+    python -m harness.results.report runs/2026-11-30-quick
+    python -m harness.results.report runs/a runs/b --out build/a-and-b
+    python -m harness.results.report runs/2026-11-30-quick --latex >tables.tex
+
+Each run folder gets ``report.md``, ``report.csv`` (one tidy table, see ``tidy.py``) and
+``page.html`` (the same with figures, in one file that needs no other). Several runs are set side
+by side as well: printed, and with ``--out`` written as ``comparison.md``, ``.csv`` and ``.html``.
+With ``--latex`` the comparison tables are printed for a paper instead.
+"""
 
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from harness.core import Finish
-from harness.errors import exit_status
-from harness.results.metrics import NEAR_TIE
+from harness.errors import ConfigError, exit_status
+from harness.results.answer import answer
+from harness.results.page import comparison_page, run_page
 from harness.results.record import RunFolder
-from harness.results.table import Table, comparison_tables, print_tables, to_markdown
-
-LISTED = 20
-"""Divergences that are listed by strategy and kind; ``requests.parquet`` has all."""
+from harness.results.sections import (
+    IN_BRACKETS,
+    describe_hardware,
+    divergences,
+    facts,
+    failures,
+    legend,
+    step_tables,
+)
+from harness.results.side_by_side import (
+    Runs,
+    differences,
+    labelled,
+    settings_table,
+    side_by_side,
+    tidy_runs,
+)
+from harness.results.table import Table, comparison_tables, print_tables, to_latex, to_markdown
+from harness.results.tidy import tidy
 
 
 def write_report(folder: RunFolder) -> str:
     """Write ``report.md`` from the other files of the run, and return its text."""
-    tables = comparison_tables(folder.strategies())
-    requests = folder.requests()
-    sections = [
-        head(folder.path.resolve().name, folder.manifest()),
+    summary, requests = folder.strategies(), folder.requests()
+    tables = [*comparison_tables(summary), *step_tables(folder.steps())]
+    blocks = [
+        f"# {folder.path.resolve().name}\n",
+        " ".join(answer(summary)) + "\n",
+        head(folder.manifest()),
         *map(to_markdown, tables),
-        legend(tables),
-        failures(requests),
-        divergences(requests),
+        glossary(tables),
+        "## Failed requests\n",
+        _list(failures(requests)),
+        "## Divergences from plain\n",
+        f"{IN_BRACKETS}\n",
     ]
-    text = "\n".join(sections)
+    for kind, lines in divergences(requests).items():
+        blocks += [f"{kind}:\n", _list(lines)]
+    text = "\n".join(blocks)
     folder.report_path.write_text(text, encoding="utf-8")
     return text
 
 
-def head(name: str, manifest: Mapping[str, Any]) -> str:
-    """What ran, where, and with which versions."""
-    hardware, git = manifest["hardware"], manifest["git"]
-    versions = ", ".join(
-        f"{package} {version}" for package, version in manifest["versions"].items() if version
-    )
-    commit = git["commit"] or "none (not a checkout)"
-    setup = ", ".join(f"{name} {value}" for name, value in manifest.get("setup", {}).items())
-    lines = [
-        *([f"- Setup: {setup}"] if setup else []),
-        f"- Hardware: {describe_hardware(hardware)}",
-        f"- Versions: {versions}",
-        f"- Command: `{shlex.join(manifest['command'])}`",
-        f"- Date: {manifest['date']}",
-        f"- Commit: {commit}{', with uncommitted changes' if git['dirty'] else ''}",
-    ]
-    return "\n".join([f"# {name}", "", *lines, ""])
+def head(manifest: Mapping[str, Any]) -> str:
+    """What ran, where, and with which versions; Markdown."""
+    known = facts(manifest)
+    known["Command"] = f"`{known['Command']}`"
+    return _list([f"{name}: {text}" for name, text in known.items()])
 
 
-def describe_hardware(hardware: Mapping[str, Any]) -> str:
-    """One line: processor, cores, memory, and the GPUs with their driver."""
-    line = f"{hardware['cpu']}, {hardware['cores']} cores"
-    if hardware["memory_gib"] is not None:
-        line += f", {hardware['memory_gib']} GiB"
-    gpu = hardware["gpu"]
-    return (
-        line if gpu is None else f"{line}; {gpu['count']} × {gpu['name']}, driver {gpu['driver']}"
-    )
+def glossary(tables: Sequence[Table]) -> str:
+    """Every column of the tables, with its unit; Markdown."""
+    return "## Legend\n\n" + _list([f"**{name}**: {doc}" for name, doc in legend(tables).items()])
 
 
-def legend(tables: Sequence[Table]) -> str:
-    """Every column of the tables, with its unit."""
-    docs = {
-        header: doc
-        for table in tables
-        for header, doc in zip(table.headers, table.docs, strict=True)
-    }
-    lines = [f"- **{header}**: {doc}" for header, doc in docs.items()]
-    return "\n".join(["## Legend", "", *lines, ""])
-
-
-def failures(requests: pd.DataFrame) -> str:
-    """The failed requests and why they failed."""
-    failed = requests[requests["finish"] == Finish.FAILED.value]
-    lines = [
-        f"- {strategy}, request {request}: {' '.join(error.split())}"
-        for strategy, request, error in zip(
-            failed["strategy"], failed["request"], failed["error"], strict=True
-        )
-    ]
-    return "\n".join(["## Failed requests", "", *(lines or ["None."]), ""])
-
-
-def divergences(requests: pd.DataFrame) -> str:
-    """Outputs that differ from plain's: near ties apart from the real ones.
-
-    At a near tie plain's logit lead is below ``NEAR_TIE``: another width of the forward may
-    flip it. Everything else is real, also what has no gap (sampling, an output cut short).
-    """
-    diverged = requests[requests["first_divergence"] >= 0]
-    near = diverged["divergence_gap"] < NEAR_TIE
-    return "\n".join(
-        [
-            "## Divergences from plain",
-            "",
-            "In brackets plain's logit lead there; inf: its grammar allowed no second token.",
-            "",
-            f"Near ties (plain's logit lead below {NEAR_TIE:g}):",
-            "",
-            *_divergence_lines(diverged[near]),
-            "",
-            "Real ones:",
-            "",
-            *_divergence_lines(diverged[~near]),
-            "",
-        ]
-    )
-
-
-def _divergence_lines(diverged: pd.DataFrame) -> Iterator[str]:
-    """One line by strategy: ``request@index (gap)``, the first ``LISTED`` of them."""
-    if diverged.empty:
-        yield "None."
-    for strategy, rows in diverged.groupby("strategy", sort=False):
-        listed = rows.head(LISTED)
-        places = [
-            f"{request}@{index}" + ("" if pd.isna(gap) else f" ({gap:.2g})")
-            for request, index, gap in zip(
-                listed["request"],
-                listed["first_divergence"],
-                listed["divergence_gap"],
-                strict=True,
-            )
-        ]
-        more = f", and {len(rows) - LISTED} more" if len(rows) > LISTED else ""
-        yield f"- {strategy}, {len(rows)}: {', '.join(places)}{more}"
+def _list(lines: Sequence[str]) -> str:
+    return "".join(f"- {line}\n" for line in lines) or "None.\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns its exit status, 2 for a folder that is no run."""
     parser = argparse.ArgumentParser(
-        prog="python -m harness.results.report", description="Print and write the report of runs."
+        prog="python -m harness.results.report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder")
-    paths: list[Path] = parser.parse_args(arguments).runs
-    return exit_status(lambda: _report(paths))
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="write the runs side by side into this folder"
+    )
+    parser.add_argument(
+        "--latex", action="store_true", help="print the comparison tables in LaTeX (booktabs)"
+    )
+    given = parser.parse_args(arguments)
+    return exit_status(lambda: _report(given.runs, given.out, given.latex))
 
 
-def _report(paths: Sequence[Path]) -> int:
-    for path in paths:
-        folder = RunFolder.open(path)
-        print(f"{path}: {describe_hardware(folder.manifest()['hardware'])}\n")
-        print_tables(comparison_tables(folder.strategies()))
-        write_report(folder)
+def _report(paths: Sequence[Path], out: Path | None, latex: bool) -> int:
+    folders = [RunFolder.open(path) for path in paths]
+    if out is not None and len(folders) == 1:
+        raise ConfigError("--out: there is nothing to set side by side; name a second run")
+    show = _print_latex if latex else print_tables
+    for path, folder in zip(paths, folders, strict=True):
+        _write_files(folder)
+        if not latex:
+            _introduce(path, folder)
+        show(comparison_tables(folder.strategies()))
+        if not latex:
+            print_tables(step_tables(folder.steps()))
+            print(f"{folder.report_path}, {folder.csv_path.name}, {folder.page_path.name}\n")
+    if len(folders) > 1:
+        runs = labelled(folders)
+        differing = differences(runs)
+        if out is not None:
+            _write_side_by_side(runs, side_by_side(runs, differing), out)
+        # A terminal has no room for both in one table; a file has.
+        show([settings_table(differing), side_by_side(runs, differing[[]])])
+        if out is not None and not latex:
+            print(f"{out}/comparison.md, comparison.csv, comparison.html")
     return 0
+
+
+def _write_files(folder: RunFolder) -> None:
+    """Before anything is printed: what is written is complete, whoever stops reading."""
+    write_report(folder)
+    tidy(folder.strategies(), folder.steps()).to_csv(folder.csv_path, index=False)
+    folder.page_path.write_text(run_page(folder), encoding="utf-8")
+
+
+def _introduce(path: Path, folder: RunFolder) -> None:
+    print(f"{path}: {describe_hardware(folder.manifest()['hardware'])}\n")
+    print("\n".join(answer(folder.strategies())) + "\n")
+
+
+def _print_latex(tables: Sequence[Table]) -> None:
+    print("\n".join(to_latex(table) for table in tables))
+
+
+def _write_side_by_side(runs: Runs, table: Table, out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        text = f"# {len(runs)} runs side by side\n\n{to_markdown(table)}\n{glossary([table])}"
+        (out / "comparison.md").write_text(text, encoding="utf-8")
+        tidy_runs(runs).to_csv(out / "comparison.csv", index=False)
+        (out / "comparison.html").write_text(comparison_page(runs), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"--out: {out} cannot be written ({error.strerror}); name another folder"
+        ) from None
 
 
 if __name__ == "__main__":
