@@ -23,24 +23,30 @@ from harness.errors import EXIT_BAD_INPUT, HarnessError
 from harness.results.manifest import manifest
 from harness.results.metrics import check_identities, compare_with_plain, summarise
 from harness.results.record import Recorder, RunFolder
-from harness.results.report import write_report
 from harness.results.table import comparison_tables, print_tables
+from harness.results.trackers import EXIT_UNTRACKED, find_tracker, track
 from harness.run import Run, all_failed
 from harness.timeline import TIMELINE, write_timeline
 
 
 def main() -> None:
-    """Entry point of ``python -m harness``. Bad input ends in one line and exit status 2."""
+    """Entry point of ``python -m harness``. Bad input ends in one line and exit status 2.
+
+    A tracker that failed is said last, by ``EXIT_UNTRACKED``: a sweep goes on without it.
+    """
+    tracked: list[bool] = []  # Hydra hands no results back
+
+    def job(config: DictConfig) -> None:
+        with _one_line_errors():  # here too: what leaves this function, Hydra talks about
+            command = [sys.executable, *sys.orig_argv[1:]]
+            tracked.append(execute(typed(config), OmegaConf.to_yaml(config), command))
+
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the message is ours to print
     ConfigStore.instance().store(name="schema", node=schema())
     with _one_line_errors():
-        _composed()
-
-
-@hydra.main(version_base="1.3", config_path="pkg://configs", config_name="config")
-def _composed(config: DictConfig) -> None:
-    with _one_line_errors():  # here too: what leaves this function, Hydra talks about
-        execute(typed(config), OmegaConf.to_yaml(config), [sys.executable, *sys.orig_argv[1:]])
+        hydra.main(version_base="1.3", config_path="pkg://configs", config_name="config")(job)()
+    if not all(tracked):
+        sys.exit(EXIT_UNTRACKED)
 
 
 @contextmanager
@@ -62,13 +68,16 @@ def _explain(error: Exception) -> str:
     return re.sub(r"\s+", " ", message).strip()
 
 
-def execute(config: Config, yaml: str, command: list[str]) -> RunFolder:
+def execute(config: Config, yaml: str, command: list[str]) -> bool:
     """Run what ``config`` says.
 
     Args:
         config: what to run.
         yaml: the composed config, for the run folder.
         command: what the user typed.
+
+    Returns:
+        Whether the tracker took the run; true without one.
 
     Raises:
         HarnessError: the config cannot be served, or not one request could be.
@@ -78,6 +87,7 @@ def execute(config: Config, yaml: str, command: list[str]) -> RunFolder:
     recorder = Recorder()
     with _progress() as bar:
         try:
+            tracker = find_tracker(config.tracker, Path(config.runs))
             run = Run(config, recorder, bar.tick)
         except HarnessError:
             shutil.rmtree(folder.path)  # nothing ran
@@ -94,7 +104,10 @@ def execute(config: Config, yaml: str, command: list[str]) -> RunFolder:
             summary[strategy.name]["own"] = own
     folder.write_manifest({**manifest(command), "setup": run.setup(), "engine": run.facts()})
     folder.write_frames(steps, requests)
+    folder.write_tokens(run.token_texts(steps))
     folder.write_summary(summary)
+    from harness.results.report import write_report  # noqa: PLC0415 (figures: not at the start)
+
     write_report(folder)
     if reason := all_failed(recorder):
         raise HarnessError(reason)
@@ -104,7 +117,7 @@ def execute(config: Config, yaml: str, command: list[str]) -> RunFolder:
     print(f"\n{folder.path}/report.md")
     if config.engine.profile:
         print(f"{folder.path}/{TIMELINE} (first steps once more, stretched by the profiler)")
-    return folder
+    return track(tracker, folder)
 
 
 class _Bars:

@@ -14,6 +14,7 @@ from harness.grammar.matcher import WHITESPACES
 from harness.loop import EngineConfig
 from harness.models.pair import PairConfig
 from harness.models.sampling import Sampling
+from harness.results.trackers import TrackerConfig
 from harness.workloads.loaders import WorkloadConfig
 from strategies.base import Strategy
 
@@ -60,6 +61,7 @@ class Config:
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     sampling: Sampling = field(default_factory=Sampling)
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
     options: Any = field(default_factory=dict)
 
 

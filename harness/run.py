@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import pandas as pd
 import torch
 from transformers import PreTrainedModel
 
@@ -24,6 +26,7 @@ from harness.models.graphs import StaticLM
 from harness.models.language_model import LanguageModel
 from harness.models.pair import Pair, load_pair
 from harness.results.record import Recorder
+from harness.results.viewer.tokens import TokenTexts, token_texts, used_ids
 from harness.static_logits import Captures, Places
 from harness.text import Codec, HFCodec, canonical_share, output_text
 from harness.workloads.item import Item, to_request
@@ -149,6 +152,7 @@ class Run:
             loops, _ = self._start(self._make_strategies(), Recorder(), lambda _: None)
             for loop in loops:
                 loop.run(self.requests[: self.config.engine.slots])
+            forget_set_up()
 
     def _make_strategies(self) -> list[Strategy]:
         return [each(options_of(each, self.config), self._setup) for each in self._classes]
@@ -192,6 +196,10 @@ class Run:
             "temperature": sampling.temperature,
             "workload": f"{self.config.workload.name} ({len(self.items)} items)",
         }
+
+    def token_texts(self, steps: pd.DataFrame) -> TokenTexts:
+        """The texts of all tokens in the step rows, for readers without the tokenizer."""
+        return token_texts(self._setup.table, self._setup.codec, used_ids(steps))
 
     def facts(self) -> dict[str, Any]:
         """What the engine did besides decoding: captured graphs, their time, the peak memory."""
@@ -281,6 +289,14 @@ def chosen(config: Config) -> list[type[Strategy]]:
     if config.compare:
         return [strategies.find(name) for name in config.compare]
     return list(strategies.registry().values())
+
+
+def forget_set_up() -> None:
+    """Keep what exists now out of the garbage collector's sight. Compilers leave millions of
+    objects behind, and a full collection that walks them stops the loop for a good part of a
+    second."""
+    gc.collect()
+    gc.freeze()
 
 
 def all_failed(recorder: Recorder) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 import strategies
 from harness.cli import main
 from harness.results.schema import METRICS
+from harness.results.trackers import EXIT_UNTRACKED, Entry
 from tests.tiny_pair import save_pair
 
 ITEMS = [
@@ -88,6 +89,7 @@ def test_a_comparison_runs_every_strategy_and_explains_itself(
         "requests.parquet",
         "steps.parquet",
         "summary.json",
+        "tokens.json",
     }
     requests = pd.read_parquet(folder / "requests.parquet")
     assert len(requests) == len(names) * len(ITEMS)
@@ -183,6 +185,8 @@ BAD_INPUT = {
     "device": (["pair.device=tpu"], ["pair.device"]),
     "workload file": (["workload.path=/nowhere.jsonl"], ["workload.path"]),
     "temperature": (["sampling.temperature=-1"], ["sampling.temperature"]),
+    "tracker": (["tracker=tensorboard"], ["tracker/tensorboard", "mlflow"]),
+    "tracker's server": (["tracker=mlflow", "tracker.server=foo://x"], ["tracker"]),
     "run folder": (["runs=/proc/runs"], ["/proc/runs"]),
 }
 
@@ -201,6 +205,52 @@ def test_bad_input_is_one_line_and_exit_status_2(
     assert len(lines) == 1
     assert "Traceback" not in printed.err
     assert all(word in lines[0] for word in words), lines[0]
+
+
+class FailingTracker:
+    """Takes every strategy but ``vllm``."""
+
+    kind = "mlflow"
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def log(self, entries: Sequence[Entry]) -> None:
+        self.seen += [entry.strategy for entry in entries]
+        if self.seen[-1] == "vllm":
+            raise ConnectionError("no route to host")
+
+
+def test_a_tracker_that_fails_loses_no_run_ends_no_sweep_and_is_said_last(
+    invoke: Callable[..., list[Path]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tracker = FailingTracker()
+    monkeypatch.setattr("harness.cli.find_tracker", lambda *_: tracker)
+    with pytest.raises(SystemExit) as exit_:
+        invoke("-m", "+strategy=vllm,plain", "workload.limit=1")
+    assert exit_.value.code == EXIT_UNTRACKED
+    assert tracker.seen == ["vllm", "plain"]
+    folders = sorted((tmp_path / "runs").iterdir())
+    assert [list(summary_of(folder)) for folder in folders] == [["vllm"], ["plain"]]
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "warning: " in line]
+    assert len(warnings) == 1
+    assert "no route to host" in warnings[0]
+
+
+def test_a_missing_tracker_stops_a_run_before_its_models_load(
+    invoke: Callable[..., list[Path]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(SystemExit) as exit_:
+        invoke("tracker=wandb", "pair.target=/nowhere")
+    assert exit_.value.code == 2
+    assert "pip install 'grammar-draft-harness[wandb]'" in capsys.readouterr().err
+    assert not list(Path().glob("runs/*"))
 
 
 def test_pairs_of_different_vocabularies_are_refused_with_the_first_difference(

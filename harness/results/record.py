@@ -96,6 +96,14 @@ class RunFolder:
     def report_path(self) -> Path:
         return self.path / "report.md"
 
+    @property
+    def csv_path(self) -> Path:
+        return self.path / "report.csv"
+
+    @property
+    def page_path(self) -> Path:
+        return self.path / "page.html"
+
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         _write_json(self.path / "manifest.json", manifest)
 
@@ -111,6 +119,11 @@ class RunFolder:
             table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False)
             pq.write_table(table, self.path / f"{name}.parquet")
 
+    def write_tokens(self, tokens: Mapping[str, Any]) -> None:
+        """Write ``tokens.json``: the texts of the used tokens, see ``viewer.tokens``."""
+        text = json.dumps(tokens)  # ASCII: a byte that is no text is a lone surrogate
+        (self.path / "tokens.json").write_text(text + "\n", encoding="utf-8")
+
     def write_summary(self, strategies: Mapping[str, Metrics]) -> None:
         """Write ``summary.json``.
 
@@ -124,6 +137,11 @@ class RunFolder:
 
     def manifest(self) -> dict[str, Any]:
         return _read_json(self.path / "manifest.json")
+
+    def tokens(self) -> dict[str, Any]:
+        """The texts of the used tokens; empty where the run did not record them."""
+        path = self.path / "tokens.json"
+        return _read_json(path) if path.is_file() else {"texts": {}, "special": {}}
 
     def steps(self) -> pd.DataFrame:
         return _read_parquet(self.path / "steps.parquet")
