@@ -230,7 +230,9 @@ def _range(interval: Interval) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns its exit status, see the module."""
     parser = argparse.ArgumentParser(
-        prog="python -m harness.results.regress", description="Compare a run with a baseline."
+        prog="python -m harness.results.regress",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("baseline", type=Path, help="a run folder or a baseline's file")
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="repeats of one commit")

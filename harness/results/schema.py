@@ -2,11 +2,13 @@
 
 The columns of the two parquet tables are the fields of ``StepTrace`` and ``RequestTrace``;
 nothing is listed twice. The metrics of ``summary.json`` are the keys of ``METRICS``.
+``python -m harness.results.schema`` writes them all down, as the ``README.md`` of this folder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_type_hints
 
@@ -116,3 +118,127 @@ METRICS: dict[str, str] = {
     "divergence_gap": "largest finite logit lead of plain at a first divergence (greedy)",
 }
 """Every metric of a strategy in ``summary.json``."""
+
+_METRIC_TYPES: dict[str, str] = {
+    **dict.fromkeys((*COUNTERS, "rollback_calls", "rollback_tokens"), "int"),
+    **dict.fromkeys(("verify_steps", "emitted", "target_forwards", "draft_forwards"), "int"),
+    **dict.fromkeys(("requests", "failed", "first_divergence", "near_ties"), "int"),
+    "accept_hist": "list of int",
+    "accept_at": "list of float",
+    "compile_ms": "float",
+}
+"""Of the metrics that are neither intervals nor ratios, which have no value over nothing."""
+
+_UNITS = {
+    "us": "µs",
+    "ms": "ms",
+    "ids": "token ids",
+    "p": "probability",
+    "q": "probability",
+    "calls": "calls",
+    "tokens": "tokens",
+    "rows": "rows",
+    "steps": "steps",
+    "forwards": "forwards",
+    "gap": "logits",
+    "gaps": "logits",
+    "drafted": "drafts",
+    "accepted": "drafts",
+    "rejected": "drafts",
+    "trimmed": "drafts",
+    "emitted": "tokens",
+    "past": "drafts",
+    "held": "tokens",
+    "advanced": "tokens",
+    "retokenized": "tokens",
+    "legal": "tokens",
+    "len": "tokens",
+    "hist": "steps",
+    "batch": "sequences",
+    "requests": "requests",
+    "failed": "requests",
+}
+"""Unit by the word of a name that tells it. Of several the first here: ids before drafts."""
+
+
+def unit(name: str) -> str:
+    """The unit of a column or metric, which its name tells; empty = it has none."""
+    if name.startswith("tok_s"):
+        return "" if "ratio" in name else "tokens/s"
+    words = name.split("_")
+    return next((told for word, told in _UNITS.items() if word in words), "")
+
+
+def metric_type(name: str) -> str:
+    """The JSON type of a metric."""
+    if name.endswith("_ci"):
+        return "[low, high] or null"
+    return _METRIC_TYPES.get(name, "float or null")
+
+
+_PREFACE = """\
+# The files of a run
+
+Written by `python -m harness.results.schema` from the code; a test fails when it is stale.
+
+| file | what |
+| --- | --- |
+| `steps.parquet` | one row per step and sequence |
+| `requests.parquet` | one row per request and strategy |
+| `summary.json` | `{"schema_version": VERSION, "strategies": {NAME: {metric: value}}}` |
+| `manifest.json` | versions, hardware, commit, date, command, and the set-up as it was resolved |
+| `config.yaml` | the composed configuration |
+| `tokens.json` | the texts of the token ids |
+| `report.md`, `report.csv`, `page.html` | for reading, see `python -m harness.results.report` |
+
+```python
+import json
+from pathlib import Path
+
+import pandas as pd
+
+run = Path("runs/2025-01-02-quick")
+steps = pd.read_parquet(run / "steps.parquet")
+requests = pd.read_parquet(run / "requests.parquet")
+summary = pd.DataFrame(json.loads((run / "summary.json").read_text())["strategies"])
+
+verified = steps[~steps["prefill"]].groupby("strategy")[["accepted", "drafted", "emitted"]].sum()
+print(verified["accepted"] / verified["drafted"])  # a ratio of sums: summary.loc["accept_rate"]
+print(requests.pivot(index="request", columns="strategy", values="tpot_ms").describe())
+```
+
+Ratios are ratios of sums. Times of a step are this sequence's share of its batch (batch time /
+sequences in the batch), so sums over rows are sums over time. Metrics that a strategy counts as
+its engine would are under `own`, beside the others.
+"""
+
+
+def document() -> str:
+    """Every column and metric with its type, unit and meaning, as Markdown."""
+    sections = {
+        "steps.parquet": _column_rows(step_schema()),
+        "requests.parquet": _column_rows(request_schema()),
+        "summary.json": [(name, metric_type(name), doc) for name, doc in METRICS.items()],
+    }
+    text = _PREFACE.replace("VERSION", str(SCHEMA_VERSION))
+    for file, rows in sections.items():
+        text += f"\n## {file}\n\n| name | type | unit | meaning |\n| --- | --- | --- | --- |\n"
+        text += "".join(
+            f"| `{name}` | {kind} | {unit(name)} | {doc} |\n" for name, kind, doc in rows
+        )
+    return text
+
+
+def _column_rows(schema: pa.Schema) -> Sequence[tuple[str, str, str]]:
+    """Name, type and documentation of each column."""
+    return [(field.name, _type_name(field), field.metadata[b"doc"].decode()) for field in schema]
+
+
+def _type_name(field: pa.Field) -> str:
+    inner = field.type.value_type if pa.types.is_list(field.type) else field.type
+    listed = "list of " if inner is not field.type else ""
+    return f"{listed}{inner}{' or null' if field.nullable else ''}"
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("README.md").write_text(document(), encoding="utf-8")

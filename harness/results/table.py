@@ -1,4 +1,4 @@
-"""The comparison tables. Their cells are built once and rendered for a terminal or as Markdown."""
+"""The comparison tables: their cells are built once, for a terminal, as Markdown or as LaTeX."""
 
 from __future__ import annotations
 
@@ -20,6 +20,20 @@ WIDTH = 120
 NONE = "–"
 """A cell without a value."""
 
+_LATEX = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "&%$#_{}"},
+        **{character: f"{{{character}}}" for character in "[*"},  # options of a row's end
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",  # this one, the next and a bar are other characters in old fonts
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+    }
+)
+"""What LaTeX would not print as it stands."""
+
 POSITIONS = 8
 """Draft positions that are shown; ``summary.json`` has all."""
 
@@ -33,12 +47,14 @@ class Table:
         headers: one a column; the first column names the strategy.
         docs: one a column, what it shows and in which unit.
         rows: ``[strategies][columns]``.
+        units: one a column, empty where there is none or the header says it; or no units at all.
     """
 
     title: str
     headers: tuple[str, ...]
     docs: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    units: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +85,7 @@ def comparison_tables(summary: Mapping[str, Metrics]) -> list[Table]:
                 (name, *(column.cell(metrics) for column in columns))
                 for name, metrics in summary.items()
             ),
+            ("", *(column.unit for column in columns)),
         )
         for title, columns in _TABLES.items()
     ]
@@ -88,11 +105,8 @@ def to_rich(table: Table) -> RichTable:
         padding=(0, 1, 0, 0),
     )
     for header, *cells in zip(table.headers, *table.rows, strict=True):
-        width = max(map(len, cells), default=len(header))
-        lines = textwrap.wrap(header, width, break_long_words=False)
-        rendered.add_column(
-            Text("\n".join(lines)), justify="right", vertical="bottom", overflow="fold"
-        )
+        head = Text("\n".join(_wrap(header, cells)))
+        rendered.add_column(head, justify="right", vertical="bottom", overflow="fold")
     rendered.columns[0].justify = "left"
     for row in table.rows:
         rendered.add_row(*(Text(cell) for cell in row))
@@ -106,6 +120,36 @@ def to_markdown(table: Table) -> str:
     return f"## {table.title}\n\n{body}\n"
 
 
+def to_latex(table: Table) -> str:
+    """The table for a paper; it needs the packages booktabs and, before LaTeX of 2020, textcomp.
+
+    Headers are wrapped to their cells, units stand below them; comments say what a column means.
+    """
+    units = [f"({unit})" if unit else "" for unit in table.units or ("",) * len(table.headers)]
+    heads = [
+        _wrap(header, cells)
+        for header, *cells in zip(table.headers, units, *table.rows, strict=True)
+    ]
+    height = max(map(len, heads))
+    stacked = zip(*([""] * (height - len(head)) + head for head in heads), strict=True)
+    lines = [
+        *(f"% {header}: {doc}" for header, doc in zip(table.headers, table.docs, strict=True)),
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{table.title.translate(_LATEX)}}}",
+        rf"\begin{{tabular}}{{l{'r' * (len(table.headers) - 1)}}}",
+        r"\toprule",
+        *map(_latex_row, stacked),
+        *([_latex_row(units)] if any(units) else []),
+        r"\midrule",
+        *map(_latex_row, table.rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def print_tables(tables: Sequence[Table]) -> None:
     """Print to standard output, ``WIDTH`` columns wide where that is no terminal."""
     console = Console()
@@ -113,6 +157,16 @@ def print_tables(tables: Sequence[Table]) -> None:
         console = Console(width=WIDTH)
     for table in tables:
         console.print(to_rich(table), end="\n\n")
+
+
+def _wrap(header: str, cells: Sequence[str]) -> list[str]:
+    """The lines of a header that is no wider than its widest cell, or its longest word."""
+    width = max(map(len, cells), default=0) or max(1, len(header))
+    return textwrap.wrap(header, width, break_long_words=False)
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return " & ".join(cell.translate(_LATEX) for cell in cells) + r" \\"
 
 
 def _escape(cell: str) -> str:
@@ -165,7 +219,7 @@ def _fate(header: str, metric: str) -> _Column:
         raw = metrics["drafted_raw"]
         return _percent(metrics[metric] / raw if raw else None)
 
-    return _Column(header, "% of drafts before trimming", (metric,), cell)
+    return _Column(header, "% of proposed", (metric,), cell)
 
 
 def _rollbacks(kind: str) -> _Column:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -10,8 +11,10 @@ from harness.results.schema import COUNTERS
 from harness.results.table import (
     NONE,
     WIDTH,
+    Table,
     comparison_tables,
     print_tables,
+    to_latex,
     to_markdown,
     to_rich,
 )
@@ -158,3 +161,100 @@ GOLDEN = """\
 
 def test_the_markdown_of_a_tiny_summary_is_as_written_by_hand(summary):
     assert to_markdown(comparison_tables(summary)[0]) == GOLDEN
+
+
+def latex_body(text):
+    """Cells by row between the rules of a booktabs table: headers, then rows."""
+    inside = re.search(r"\\toprule\n(.*)\\midrule\n(.*)\\bottomrule\n", text, re.DOTALL)
+    return [
+        [line.removesuffix(r" \\").split(" & ") for line in part.splitlines()]
+        for part in inside.groups()
+    ]
+
+
+GOLDEN_LATEX = r"""% strategy: strategy that ran
+% share [a]: of 100_000 (%)
+% time: of a step
+\begin{table}
+\centering
+\caption{Cost \& speed}
+\begin{tabular}{lrr}
+\toprule
+ & share &  \\
+strategy & {[}a] & time \\
+ & (\%) &  \\
+\midrule
+a\_b & 50 & – \\
+{[}c] & 7.5 & {*} \\
+\bottomrule
+\end{tabular}
+\end{table}
+"""
+
+
+def test_the_latex_of_a_table_is_as_written_by_hand():
+    table = Table(
+        "Cost & speed",
+        ("strategy", "share [a]", "time"),
+        ("strategy that ran", "of 100_000 (%)", "of a step"),
+        (("a_b", "50", NONE), ("[c]", "7.5", "*")),
+        ("", "%", ""),
+    )
+    assert to_latex(table) == GOLDEN_LATEX
+
+
+def test_latex_environments_are_balanced_and_rows_have_as_many_cells_as_columns(summary):
+    for table in comparison_tables(summary):
+        open_environments = []
+        for what, name in re.findall(r"\\(begin|end)\{(\w+)\}", to_latex(table)):
+            if what == "begin":
+                open_environments.append(name)
+            else:
+                assert open_environments.pop() == name
+        assert not open_environments
+        columns = re.search(r"\\begin\{tabular\}\{(l r*)\}", to_latex(table), re.VERBOSE)[1]
+        for cells in [*latex_body(to_latex(table))[0], *latex_body(to_latex(table))[1]]:
+            assert len(cells) == len(columns) == len(table.headers)
+
+
+def test_latex_has_the_units_below_the_headers_and_the_cells_of_the_other_renderings(summary):
+    table = comparison_tables(summary)[0]
+    heads, body = latex_body(to_latex(table))
+    assert body == [list(row) for row in table.rows]
+    assert dict(zip(table.headers, heads[-1], strict=True)) == {
+        "strategy": "",
+        "drafted": "",
+        "accept rate": r"(\%)",
+        "mean accepted length": "(tokens)",
+        "accepted at 1, 2, …": r"(\%, the first 8)",
+        "grammar": r"(\% of proposed)",
+        "model": r"(\% of proposed)",
+        "past stop": r"(\% of proposed)",
+        "trimmed": r"(\% of proposed)",
+    }
+    wrapped = zip(*heads[:-1], strict=True)
+    assert [" ".join(filter(None, lines)) for lines in wrapped] == list(table.headers)
+
+
+@pytest.mark.parametrize(
+    ("character", "printed"),
+    [
+        *((special, f"\\{special}") for special in "&%$#_{}"),
+        ("\\", r"\textbackslash{}"),
+        ("~", r"\textasciitilde{}"),
+        ("^", r"\textasciicircum{}"),
+        ("<", r"\textless{}"),
+        (">", r"\textgreater{}"),
+        ("|", r"\textbar{}"),
+        ("µ", "µ"),
+    ],
+)
+def test_what_latex_would_not_print_is_escaped(character, printed):
+    text = to_latex(Table(f"t{character}", ("h",), ("a doc",), ((f"x{character}y",),)))
+    assert f"\\caption{{t{printed}}}" in text
+    assert latex_body(text)[1] == [[f"x{printed}y"]]
+
+
+def test_a_table_without_units_has_no_line_for_them():
+    heads, _ = latex_body(to_latex(Table("t", ("one", "two"), ("", ""), ())))
+    assert heads == [["one", "two"]]
