@@ -14,7 +14,7 @@ SMOKE := build/smoke
 BASELINE := tests/baseline/smoke.json
 REGRESS := $(BIN)/python -m harness.results.regress
 
-.PHONY: setup demo test lint types smoke regress baseline clean
+.PHONY: setup demo test lint types smoke regress baseline notebooks clean
 
 setup: $(VENV)/.ready
 
@@ -30,7 +30,7 @@ demo: setup
 	$(BIN)/python -m harness profile=smoke
 
 test: lint types
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --nbmake tests notebooks
 	$(MAKE) regress
 
 lint: setup
@@ -53,6 +53,10 @@ regress: smoke
 baseline: smoke
 	$(REGRESS) --renew $(BASELINE) $(SMOKE)/*
 	git --no-pager diff --stat $(BASELINE)
+
+# Renew the outputs of the notebooks from the committed results.
+notebooks: setup
+	$(BIN)/python -m notebooks.execute
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

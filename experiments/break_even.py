@@ -6,27 +6,21 @@ Each cell predicts the run (``harness.results.whatif``) with draft forwards of `
 target's and ``y`` (``mask_us``, ``sync_us`` or any other cost) at that value. Then, by ratio, the
 round trip below which guided drafting beats each other strategy. Further settings: ``ratios``,
 ``out`` (a file for both tables as Markdown), and all of ``whatif``'s.
-
-With E tokens, n round trips of s µs, and A all other time, guided drafting (g) beats free drafting
-(f) when E_g / (A_g + n_g s) > E_f / (A_f + n_f s). A does not depend on s, so that is
-
-    s < (E_g A_f - E_f A_g) / (E_f n_g - E_g n_f)    where E_f n_g > E_g n_f.
+The calculation, and its formula: ``harness.results.break_even``.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from harness.errors import ConfigError, exit_status
+from harness.results.answer import CEILING
+from harness.results.break_even import break_even_limits, fastest, speeds
 from harness.results.costs import GUIDED, Costs
-from harness.results.predict import predict
 from harness.results.table import Table, print_tables, to_markdown
 from harness.results.whatif import assumptions, number, question, read_arguments
 
@@ -36,78 +30,6 @@ DEFAULTS = {
     "ratios": "0.02,0.05,0.1,0.15,0.2,0.3,0.5",
     "out": "",
 }
-CEILING = "unguided"
-"""Ignores the grammar: fast, and no answer."""
-
-
-def with_ratio(costs: Costs, ratio: float) -> Costs:
-    """Draft forwards, prefill included, at ``ratio`` times the target's."""
-    draft_us = ratio * costs.plain_us
-    return replace(
-        costs,
-        draft_us=draft_us,
-        chain_us=costs.draft_tokens * draft_us,
-        draft_row_us=0.0,
-        draft_prefill_us=ratio * costs.prefill_us,
-    )
-
-
-def speeds(
-    steps: pd.DataFrame,
-    costs: Costs,
-    ratios: Sequence[float],
-    name: str,
-    values: Sequence[float],
-    copies: float = 1.0,
-) -> pd.DataFrame:
-    """Predicted tok_s of every cell.
-
-    Args:
-        steps: step rows of one run.
-        costs: all but the draft's and ``name``'s are kept.
-        ratios: draft forward / target forward, one row each.
-        name: the cost that is swept.
-        values: its values.
-        copies: see ``predict``.
-
-    Returns:
-        Columns ``ratio``, ``name``, and one per strategy.
-    """
-    cells = []
-    for value in values:
-        for ratio in ratios:
-            cost: dict[str, Any] = {name: value}
-            priced = with_ratio(replace(costs, **cost), ratio)
-            cells.append({"ratio": ratio, name: value, **predict(steps, priced, copies)["tok_s"]})
-    return pd.DataFrame(cells)
-
-
-def fastest(cells: pd.DataFrame, name: str) -> pd.DataFrame:
-    """The fastest strategy: rows are values of ``name``, columns ratios."""
-    strategies = cells.drop(columns=["ratio", name])
-    return cells.assign(fastest=strategies.idxmax(axis=1)).pivot(
-        index=name, columns="ratio", values="fastest"
-    )
-
-
-def break_even_sync_us(predicted: pd.DataFrame, costs: Costs, guided: str, free: str) -> float:
-    """The round trip below which ``guided`` beats ``free``, µs; see the file's formula.
-
-    Args:
-        predicted: from ``predict`` with ``costs``.
-        costs: their ``sync_us`` does not matter.
-        guided: the strategy with more round trips per token.
-        free: the other one.
-
-    Returns:
-        At most 0 where guided drafting never pays; infinite where it makes no more round trips
-        per token, and so no round trip is too long.
-    """
-    tokens, trips = predicted["tokens"], predicted["round_trips"]
-    other_us = 1e6 * tokens / predicted["tok_s"] - trips * costs.sync_us
-    lead = tokens[guided] * other_us[free] - tokens[free] * other_us[guided]
-    more_trips = tokens[free] * trips[guided] - tokens[guided] * trips[free]
-    return float(lead / more_trips) if more_trips > 0 else math.inf
 
 
 def map_table(cells: pd.DataFrame, name: str) -> Table:
@@ -128,22 +50,14 @@ def inequality_table(
     steps: pd.DataFrame, costs: Costs, ratios: Sequence[float], copies: float
 ) -> Table:
     """By strategy and ratio, the round trip below which guided drafting beats it; – = never."""
-    predictions = {r: predict(steps, with_ratio(costs, r), copies) for r in ratios}
-    others = [str(name) for name in steps["strategy"].unique() if name not in (GUIDED, CEILING)]
-    bounds = {
-        free: [
-            break_even_sync_us(each, with_ratio(costs, ratio), GUIDED, free)
-            for ratio, each in predictions.items()
-        ]
-        for free in others
-    }
+    limits = break_even_limits(steps, costs, ratios, copies)
     return Table(
         f"{GUIDED} pays below",
         ("against", *(f"{ratio:g}" for ratio in ratios)),
         ("the other strategy", *("sync_us, µs" for _ in ratios)),
         tuple(
-            (free, *(f"{bound:.0f}" if bound > 0 else "–" for bound in row))
-            for free, row in bounds.items()
+            (str(free), *(f"{limit:.0f}" if limit > 0 else "–" for limit in row))
+            for free, row in limits.iterrows()
         ),
     )
 

@@ -14,6 +14,7 @@ read ``user_tok_s`` each.
 
 from __future__ import annotations
 
+import argparse
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -206,7 +207,14 @@ def read_arguments(words: Sequence[str]) -> tuple[RunFolder, dict[str, str]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns its exit status, 2 for what the user can correct."""
-    words = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.results.whatif",
+        usage="%(prog)s RUN [NAME=VALUE ...]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("words", nargs="*", metavar="RUN, NAME=VALUE", help="in any order")
+    words: list[str] = parser.parse_args(arguments).words
     return exit_status(lambda: _answer(words))
 
 

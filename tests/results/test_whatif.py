@@ -12,6 +12,7 @@ from experiments import break_even
 from harness.errors import ConfigError
 from harness.grammar.spec import GrammarSpec
 from harness.results import whatif
+from harness.results.break_even import break_even_sync_us, fastest, speeds
 from harness.results.costs import PAIRS, Costs, with_bare
 from harness.results.fit import fit
 from harness.results.metrics import compare_with_plain, summarise
@@ -274,7 +275,7 @@ def test_a_run_without_verify_steps_has_no_costs():
 def test_the_order_flips_where_the_inequality_says(toy):
     costs = replace(COSTS, draft_tokens=3, sync_us=7)
     predicted = predict(toy, costs)
-    bound = break_even.break_even_sync_us(predicted, costs, "trtllm", "vllm")
+    bound = break_even_sync_us(predicted, costs, "trtllm", "vllm")
     assert 0 < bound < 1e4
     for sync_us, guided_pays in ((0.99 * bound, True), (1.01 * bound, False)):
         tok_s = predict(toy, replace(costs, sync_us=sync_us))["tok_s"]
@@ -288,14 +289,14 @@ def test_the_inequality_by_hand():
         index=["trtllm", "vllm"],
     )
     costs = Costs(sync_us=10)
-    assert break_even.break_even_sync_us(predicted, costs, "trtllm", "vllm") == pytest.approx(60)
-    assert break_even.break_even_sync_us(predicted, costs, "vllm", "trtllm") == float("inf")
+    assert break_even_sync_us(predicted, costs, "trtllm", "vllm") == pytest.approx(60)
+    assert break_even_sync_us(predicted, costs, "vllm", "trtllm") == float("inf")
 
 
 def test_the_map_names_the_fastest(toy):
     costs = replace(COSTS, draft_tokens=3, slots=3, verify_us=1010)
-    cells = break_even.speeds(toy, costs, [0.01, 2.0], "sync_us", [0.0, 1000.0])
-    winners = break_even.fastest(cells, "sync_us")
+    cells = speeds(toy, costs, [0.01, 2.0], "sync_us", [0.0, 1000.0])
+    winners = fastest(cells, "sync_us")
     assert winners.shape == (2, 2)
     assert winners.loc[0.0, 0.01] == "trtllm"
     assert set(winners[2.0]) == {"plain"}
