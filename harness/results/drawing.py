@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-_NARROW = 0.045
-"""A bar's segment below this share of the axis has no room for its number."""
+_CHARACTER = 0.025
+"""Width of a character, as a share of the longest bar: a segment that is narrower than its number
+stays empty."""
 
 
 def canvas(bars: int | None = None) -> tuple[Figure, Axes]:
@@ -50,7 +51,8 @@ def bars(
     for part, colour in colours.items():
         values = parts[part]
         container = axes.barh(names, values, left=left, color=colour, label=labels[part])
-        shown = [number(value) if value > _NARROW * longest else "" for value in values]
+        texts = [(value, number(value)) for value in values]
+        shown = [text if value > _CHARACTER * len(text) * longest else "" for value, text in texts]
         axes.bar_label(container, shown, label_type="center", fontsize=9, color=ink_on(colour))
         left = left + values
     axes.invert_yaxis()

@@ -5,11 +5,11 @@
     python -m harness.results.whatif RUN pair=70b-8b batch=64 users=1000000 user_tok_s=10
 
 What happened stays as recorded (drafts, acceptance, mask rows, who shared a forward); only its
-price changes. Without settings the run's own costs are fitted and the prediction is held against
-the record. Settings: any field of ``Costs``; ``bare``, the replay times that
-``experiments/engine_limits.py`` measured; ``pair``, forwards from the size of the weights
-(``Scale``); ``batch``, so many sequences in a forward instead of the recorded most; ``users``, who
-read ``user_tok_s`` each.
+price changes. Without settings the run's own costs are fitted; then, and with bare replays alone,
+the prediction is held against the record. Settings: any field of ``Costs``; ``bare``, the replay
+times that ``experiments/engine_limits.py`` measured; ``pair``, forwards from the size of the
+weights (``Scale``); ``batch``, so many sequences in a forward instead of the recorded most;
+``users``, who read ``user_tok_s`` each.
 """
 
 from __future__ import annotations
@@ -227,7 +227,8 @@ def _answer(words: Sequence[str]) -> int:
     for line in assumptions(asked, settings.get("pair"), prompt_tokens):
         print(f"- {line}")
     print()
-    print_tables([table(predicted, asked, None if settings else recorded)])
+    as_it_ran = settings.keys() <= {"bare"}
+    print_tables([table(predicted, asked, recorded if as_it_ran else None)])
     return 0
 
 

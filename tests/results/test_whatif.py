@@ -373,6 +373,16 @@ def test_a_pair_prints_its_arithmetic_and_a_fleet_its_engines(run, capsys):
     assert "engines" in out
 
 
+def test_bare_replays_are_held_against_the_record_and_other_costs_are_not(run, capsys, tmp_path):
+    bare = dict.fromkeys(("plain", "verify", "draft", "chain", "chain of two"), 10)
+    path = tmp_path / "engine_limits.json"
+    path.write_text(json.dumps({"slots_1": {"bare_us": {"512": bare}}}))
+    assert whatif.main([run, f"bare={path}"]) == 0
+    assert "recorded" in capsys.readouterr().out.partition("Prediction")[2]
+    assert whatif.main([run, f"bare={path}", "sync_us=9"]) == 0
+    assert "recorded" not in capsys.readouterr().out.partition("Prediction")[2]
+
+
 def test_the_map_is_printed_and_written(run, capsys, tmp_path):
     out = tmp_path / "map.md"
     assert break_even.main([run, "y=mask_us", "values=1,10", "ratios=0.1,0.5", f"out={out}"]) == 0
