@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from harness.bitmask import dead_end
-from harness.core import Proposal, Sequence, Verdict
+from harness.core import Sequence, Verdict
 from harness.errors import ConfigError, DeadEnd, MatcherError
 from harness.grammar.gate import LazyMatcher, Trigger, gate
 from harness.grammar.matcher import CompiledGrammar, Matcher
@@ -105,11 +105,9 @@ class LlamaCpp(Strategy):
         """The draft's argmax, stopped at ``p_min``, dropped below ``n_min`` (L8-L10)."""
         stop = self.unsure if self.options.p_min > 0 else None  # no probability is below 0
         step.proposals = step.drafts.free(step.sequences, stop=stop)
-        for index, proposal in enumerate(step.proposals):
+        for proposal in step.proposals:
             if len(proposal.tokens) < self.options.n_min:
-                step.proposals[index] = Proposal(
-                    drafted_raw=proposal.drafted_raw, draft_forwards=proposal.draft_forwards
-                )
+                proposal.tokens = []
 
     def unsure(self, logits: torch.Tensor) -> torch.Tensor:
         """Rows whose best token is less likely than ``p_min`` among the top 10 (L8, L9)."""

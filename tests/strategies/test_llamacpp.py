@@ -173,6 +173,14 @@ def test_a_dropped_draft_may_be_what_the_target_emits(engine: str) -> None:
     assert watch.outputs["r"] == [5, 6] * 12
 
 
+def test_a_dropped_draft_is_named_in_the_trace(engine: str) -> None:
+    jig = Toy(WIDE, flat, unsure_from_the_second, engine=engine)
+    watch = jig.run(jig.strategy("llamacpp", p_min=0.5, n_min=2), [request(WIDE, ANYTHING)])
+    dropped = [trace for trace in watch.steps if trace.trimmed]
+    assert dropped
+    assert {tuple(trace.trimmed_ids) for trace in dropped} == {(6,)}
+
+
 def test_a_dropped_draft_is_no_verification(engine: str) -> None:
     """L26: n_min-cleared and p_min-empty drafts are not counted anywhere."""
     jig = Toy(WIDE, flat, unsure_from_the_second, engine=engine)
