@@ -179,7 +179,6 @@ class Proposal:
         parents: for a tree, the index in ``tokens`` of each node's parent, -1 for children
             of the root (the last committed token); None for a chain.
         q: ``[len(tokens), vocab]``, the law that each draft was drawn from; None = one-hot.
-        drafted_raw: drafts before anything was cut; defaults to ``len(tokens)``.
         raw: these drafts themselves, where they are known: what ``tokens`` was at first.
         legal: by draft, whether the grammar allows it and all before it; a strategy sets it
             when it learns it. None = no grammar, or not looked.
@@ -189,15 +188,17 @@ class Proposal:
     tokens: list[int] = field(default_factory=list)
     parents: list[int] | None = None
     q: torch.Tensor | None = None
-    drafted_raw: int = -1
     legal: list[bool] | None = None
     draft_forwards: int = 0
     raw: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.raw = list(self.tokens)
-        if self.drafted_raw < 0:
-            self.drafted_raw = len(self.tokens)
+
+    @property
+    def drafted_raw(self) -> int:
+        """Drafts before anything was cut."""
+        return len(self.raw)
 
     @property
     def drafted(self) -> int:

@@ -111,8 +111,11 @@ class CausalLM:
         kv_heads = getattr(config, "num_key_value_heads", None) or self._heads
         self._groups = self._heads // kv_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // self._heads
-        sample = torch.zeros(1, self._heads, 1, size, dtype=model.dtype, device=self.device)
-        self._by_head = attention.attends_by_head(sample, sample[:, :kv_heads])
+        # The most heads, and the fewest cells, that a decode step brings.
+        most = self._heads * attention.NARROW
+        query = torch.zeros(1, most, 1, size, dtype=model.dtype, device=self.device)
+        keys = query.new_zeros(1, kv_heads, ALIGNMENT, size)
+        self._by_head = attention.attends_by_head(query, keys)
         parameters = inspect.signature(model.forward).parameters
         # transformers renamed the argument between 5.17 and 5.24.
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"

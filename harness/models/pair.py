@@ -74,6 +74,8 @@ def load_pair(config: PairConfig) -> Pair:
             fit together, or there is no such dtype or device.
     """
     device = choose_device(config.device)
+    if device.index is not None:
+        torch.cuda.set_device(device)  # where Triton launches and graphs are captured
     dtype = choose_dtype(config.dtype, device)
 
     source = locate(config.target, "pair.target")
