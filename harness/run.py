@@ -294,7 +294,8 @@ def chosen(config: Config) -> list[type[Strategy]]:
 def forget_set_up() -> None:
     """Keep what exists now out of the garbage collector's sight. Compilers leave millions of
     objects behind, and a full collection that walks them stops the loop for a good part of a
-    second."""
+    second. What an earlier run froze is collected first: its models must not stay."""
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
 
