@@ -106,7 +106,7 @@ def test_a_committed_run_is_whole(path):
 
 @each_run
 def test_a_committed_run_names_no_path_of_one_machine(path):
-    for name in ("manifest.json", "config.yaml"):
+    for name in ("manifest.json", "config.yaml", "report.md"):
         assert ABSOLUTE.search((path / name).read_text(encoding="utf-8")) is None
 
 

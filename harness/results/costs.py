@@ -189,6 +189,9 @@ BARE = {
 def with_bare(costs: Costs, path: Path, context: float) -> Costs:
     """Take the forwards from replays that ``experiments/engine_limits.py`` measured.
 
+    A replay was waited for when it was timed. ``predict`` counts a round trip of its own for
+    each single forward, so that one is taken off here; of a chain it counts none.
+
     Args:
         costs: what is not replaced; its ``slots`` choose the replays.
         path: the JSON of the study.
@@ -201,6 +204,8 @@ def with_bare(costs: Costs, path: Path, context: float) -> Costs:
         spans = json.loads(path.read_text(encoding="utf-8"))[f"slots_{costs.slots}"]["bare_us"]
         bare = spans[min(spans, key=lambda span: (int(span) < context, abs(int(span) - context)))]
         forwards: dict[str, Any] = {field: float(bare[name]) for name, field in BARE.items()}
+        for field in ("plain_us", "verify_us", "draft_us"):
+            forwards[field] = max(0.0, forwards[field] - costs.sync_us)
         row_us = (float(bare["chain of two"]) - forwards["chain_us"]) / costs.slots
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(

@@ -103,7 +103,7 @@ def time_split(steps: pd.DataFrame) -> Figure:
     most = str(grammar.idxmax())
     title(
         axes,
-        f"The grammar takes at most {percent(grammar[most])} of a token's time ({most})",
+        f"Grammar work on the host: at most {percent(grammar[most])} of a token's time ({most})",
         above_legend=True,
     )
     axes.set_xlabel("time per token, prefill excluded (ms)")

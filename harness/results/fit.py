@@ -9,6 +9,10 @@ from harness.errors import ConfigError
 from harness.results.costs import GUIDED, Costs, placed
 from harness.results.predict import work
 
+STALL = 10.0
+"""A tick that takes this many times the median of its strategy is no cost of a policy: something
+else had the machine, such as a collection of garbage."""
+
 
 def fit(steps: pd.DataFrame) -> Costs:
     """The costs of a run, from its own columns, so that predicting it is a test of the model.
@@ -17,10 +21,12 @@ def fit(steps: pd.DataFrame) -> Costs:
     lengthens no step, so it counts as the forward's. A guided draft's excess over a free one is
     the round trip, of which a CPU has none. Advancing and rolling back share one rate
     per token; a strategy that jumps spends on its jumps what its host takes beyond the others'.
+    Stalls are left out.
 
     Raises:
         ConfigError: the run has no verify step.
     """
+    steps = steps[~stalled(steps)]
     verify = steps[~steps["prefill"]]
     if verify.empty:
         raise ConfigError("steps.parquet has no verify step; name a run that generated tokens")
@@ -64,6 +70,16 @@ def fit(steps: pd.DataFrame) -> Costs:
         draft_tokens=draft_tokens,
         overlap=overlap,
     )
+
+
+def stalled(steps: pd.DataFrame) -> pd.Series:
+    """By step row, whether its tick took ``STALL`` times as long as its strategy's median one,
+    prefills apart from decode steps."""
+    spent = steps[["draft_us", "verify_us", "grammar_us", "host_us"]].sum(axis=1)
+    ticks = spent.groupby([steps["strategy"], steps["prefill"], steps["tick"]])
+    kinds = steps["strategy"], steps["prefill"]
+    usual = ticks.transform("sum").groupby([*kinds]).transform("median")
+    return ticks.transform("sum") > STALL * usual
 
 
 def _line(y: pd.Series, *terms: pd.Series) -> list[float]:

@@ -28,7 +28,7 @@ import pandas as pd
 from harness.core import columns
 from harness.errors import ConfigError, exit_status
 from harness.results.costs import PAIRS, PLACEMENTS, Costs, with_bare
-from harness.results.fit import fit
+from harness.results.fit import STALL, fit, stalled
 from harness.results.predict import predict
 from harness.results.record import RunFolder
 from harness.results.table import Table, print_tables
@@ -192,6 +192,19 @@ def _cell(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.0f}" if abs(value) >= 100 else f"{value:.2f}"
 
 
+def _stalls(steps: pd.DataFrame) -> str:
+    """What the fit leaves out, and the record does not."""
+    lost = steps[stalled(steps)]
+    ticks = lost.groupby(["strategy", "tick", "prefill"]).ngroups
+    spent = lost[["draft_us", "verify_us", "grammar_us", "host_us"]].to_numpy().sum() / 1e3
+    where = ", ".join(sorted(lost["strategy"].unique()))
+    told = (
+        f"left out of the fit, but not of the record: {ticks} stalls ({where}; {spent:.0f} ms in "
+        f"all), each over {STALL:g} times the median step"
+    )
+    return told if ticks else ""
+
+
 def read_arguments(words: Sequence[str]) -> tuple[RunFolder, dict[str, str]]:
     """One run folder, and settings ``name=value``, in any order.
 
@@ -226,6 +239,8 @@ def _answer(words: Sequence[str]) -> int:
     recorded = {name: each["tok_s"] for name, each in folder.strategies().items()}
     for line in assumptions(asked, settings.get("pair"), prompt_tokens):
         print(f"- {line}")
+    if told := _stalls(steps):
+        print(f"- {told}")
     print()
     as_it_ran = settings.keys() <= {"bare"}
     print_tables([table(predicted, asked, recorded if as_it_ran else None)])

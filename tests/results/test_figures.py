@@ -65,7 +65,7 @@ def labels(figure):
     ("draw", "message"),
     [
         (figures.acceptance_by_position, "vllm gets most drafts accepted: 1.00 per verify step"),
-        (figures.time_split, "The grammar takes at most 20 % of a token's time (plain)"),
+        (figures.time_split, "Grammar work on the host: at most 20 % of a token's time (plain)"),
         (figures.why_drafts_die, "vllm loses 67 % of its drafts"),
         (figures.rollback_depths, "vllm rolls back most often; the deepest rollback is 3 tokens"),
         (figures.fill_times, "One fill in a hundred takes 20 µs or more (plain)"),

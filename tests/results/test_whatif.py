@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -317,17 +318,29 @@ def test_many_rows_cost_their_arithmetic():
     assert costs.verify_us == pytest.approx(1e6 * 2 * 70.6e9 * 640 / (4 * 989e12))
 
 
+def test_a_stall_is_left_out_of_the_fit_and_told(toy, run, capsys):
+    """One step in which something else had the machine is no cost of a policy."""
+    steps = timed(toy)
+    stalled = steps.index[~steps["prefill"]][5]
+    late = steps.assign(host_us=steps["host_us"].where(steps.index != stalled, 5e5))
+    assert fit(late).host_us == fit(steps).host_us == 40.0
+    folder = RunFolder.open(Path(run))
+    folder.write_frames(late, folder.requests())
+    assert whatif.main([run]) == 0
+    assert "1 stalls" in capsys.readouterr().out
+
+
 def test_bare_replays_replace_the_forwards(tmp_path):
     bare = {"plain": 10, "verify": 14, "draft": 2, "chain": 7, "chain of two": 9}
     spans = {"512": dict.fromkeys(bare, 99), "1024": bare, "2048": dict.fromkeys(bare, 99)}
     path = tmp_path / "engine_limits.json"
     path.write_text(json.dumps({"slots_8": {"bare_us": spans}}))
-    costs = with_bare(replace(COSTS, slots=8), path, context=513.0)
-    assert (costs.plain_us, costs.verify_us, costs.draft_us, costs.chain_us) == (10, 14, 2, 7)
+    costs = with_bare(replace(COSTS, slots=8, sync_us=0.5), path, context=513.0)
+    assert (costs.plain_us, costs.verify_us, costs.draft_us, costs.chain_us) == (9.5, 13.5, 1.5, 7)
     assert costs.draft_row_us == (9 - 7) / 8
     with pytest.raises(ConfigError, match=r"bare: .* 4 slots"):
         with_bare(replace(COSTS, slots=4), path, context=513.0)
-    assert with_bare(replace(COSTS, slots=8), path, context=9000.0).plain_us == 99
+    assert with_bare(replace(COSTS, slots=8), path, context=9000.0).chain_us == 99
 
 
 def test_another_draft_takes_its_chain_along(toy):
