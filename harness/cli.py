@@ -32,7 +32,8 @@ from harness.timeline import TIMELINE, write_timeline
 def main() -> None:
     """Entry point of ``python -m harness``. Bad input ends in one line and exit status 2.
 
-    A tracker that failed is said last, by ``EXIT_UNTRACKED``: a sweep goes on without it.
+    A tracker that failed is said last, by ``EXIT_UNTRACKED``: a sweep goes on without it. Where a
+    launcher runs the jobs in other processes, only their warnings say so.
     """
     tracked: list[bool] = []  # Hydra hands no results back
 

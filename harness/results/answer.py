@@ -25,11 +25,7 @@ def answer(summary: Mapping[str, Metrics]) -> list[str]:
     Returns:
         At least one sentence, also for a run in which nothing came out.
     """
-    choices = {
-        name: metrics
-        for name, metrics in sorted(summary.items(), key=lambda item: -(item[1]["tok_s"] or 0))
-        if metrics["tok_s"] and metrics["verify_steps"] and name != CEILING
-    }
+    choices = _choices(summary)
     if not choices:
         return ["No strategy came beyond its prefill: there is nothing to compare."]
     # Who is fastest, and whose step is explained: that of the best that drafts.
@@ -46,8 +42,16 @@ def answer(summary: Mapping[str, Metrics]) -> list[str]:
 
 def fastest(summary: Mapping[str, Metrics]) -> str | None:
     """The strategy of the answer, which tables may point out; None where nothing came out."""
-    timed = [name for name, metrics in summary.items() if metrics["tok_s"] and name != CEILING]
-    return max(timed, key=lambda name: summary[name]["tok_s"], default=None)
+    return next(iter(_choices(summary)), None)
+
+
+def _choices(summary: Mapping[str, Metrics]) -> dict[str, Metrics]:
+    """The strategies that came beyond their prefill, fastest first, without the ceiling."""
+    return {
+        name: metrics
+        for name, metrics in sorted(summary.items(), key=lambda item: -(item[1]["tok_s"] or 0))
+        if metrics["tok_s"] and metrics["verify_steps"] and name != CEILING
+    }
 
 
 def step_us(metrics: Metrics) -> float:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 from omegaconf import OmegaConf
 
+from harness.results.manifest import flat
 from harness.results.record import RunFolder
 from harness.results.sections import describe_hardware, legend
 from harness.results.table import NONE, Table, comparison_tables
@@ -47,23 +48,18 @@ def labelled(folders: Sequence[RunFolder]) -> dict[str, RunFolder]:
 def settings(folder: RunFolder) -> dict[str, str]:
     """What a run was made with, flat: machine, versions, resolved device and dtype, config."""
     manifest, path = folder.manifest(), folder.path / "config.yaml"
-    config = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
+    config: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
     setup = manifest.get("setup", {})
     return {
         "machine": describe_hardware(manifest["hardware"]),
         **{name: str(setup[name]) for name in ("device", "dtype") if name in setup},
-        **{name: value for name, value in _flat(config) if name not in _NO_SETTING},
+        **{name: _shown(each) for name, each in flat(config).items() if name not in _NO_SETTING},
         **{name: value for name, value in manifest["versions"].items() if value},
     }
 
 
-def _flat(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """``grammar.whitespace``, ``compact``: as a user would type it."""
-    for name, value in config.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", NONE if value is None else str(value)
+def _shown(value: Any) -> str:
+    return NONE if value is None else str(value)
 
 
 def differences(runs: Runs) -> pd.DataFrame:

@@ -28,6 +28,7 @@ from typing import Any, Protocol
 from omegaconf import OmegaConf
 
 from harness.errors import ConfigError, exit_status
+from harness.results.manifest import flat
 from harness.results.record import RunFolder
 from harness.results.schema import Metrics
 
@@ -251,17 +252,6 @@ def entries_of(folder: RunFolder) -> list[Entry]:
         )
         for strategy, metrics in folder.strategies().items()
     ]
-
-
-def flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings as one, by dotted name; lists stay."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            found |= {f"{name}.{inner}": each for inner, each in flat(value).items()}
-        else:
-            found[name] = value
-    return found
 
 
 def numbers(metrics: Metrics) -> dict[str, float]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ConfigError
+from harness.results.manifest import flat
 from harness.results.metrics import compare_with_plain, summarise
 from harness.results.record import RunFolder
 from harness.results.report import write_report
@@ -21,7 +22,6 @@ from harness.results.trackers import (
     TrackerConfig,
     entries_of,
     find_tracker,
-    flat,
     main,
     numbers,
     track,

@@ -77,11 +77,11 @@ def test_drafts_behind_an_accepted_stop_are_past_it() -> None:
     assert columns["own_id"][2] == PAD
 
 
-def test_dropped_drafts_without_a_name_are_counted() -> None:
+def test_dropped_drafts_are_named() -> None:
     """L10, L11: where four tokens are the limit, two are drafted, which ``n_min`` drops."""
     columns = columns_of(recorded([*"abcd"], [*"abcd"], "llamacpp", limit=4, n_min=3))
     assert columns["trimmed"][:2] == [0, 2]
-    assert columns["trimmed_ids"][:2] == [PAD, PAD]
+    assert columns["trimmed_ids"][:2] == [2, 3]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

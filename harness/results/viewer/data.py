@@ -68,7 +68,7 @@ def strategy_columns(
         "parents": _flat(rows["draft_parents"]),
         "trees": _lengths(rows["draft_parents"]),
         "trimmed": rows["trimmed"].tolist(),
-        "trimmed_ids": [*chain(*map(_named, rows["trimmed_ids"], rows["trimmed"]))],
+        "trimmed_ids": _flat(rows["trimmed_ids"]),
         "jumps": _lengths(rows["jump_ids"]),
         "jump_ids": _flat(rows["jump_ids"]),
         "retokenized": rows["retokenized"].tolist(),
@@ -95,11 +95,6 @@ def pack(value: Any) -> str:
 def unpack(text: str) -> Any:
     """The inverse of ``pack``, as the page does it."""
     return json.loads(gzip.decompress(base64.b64decode(text)))
-
-
-def _named(ids: NDArray[Any], trimmed: int) -> list[int]:
-    """The trimmed drafts, ``PAD`` where a draft was dropped without its name."""
-    return [*ids.tolist(), *[PAD] * (trimmed - len(ids))]
 
 
 def _own(emitted: NDArray[Any], accepted: int) -> Any:

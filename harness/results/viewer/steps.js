@@ -114,9 +114,12 @@ function cellsOf(each) {
   });
   for (const id of trimmed) cells.push({ id, fate: "trimmed" });
   if (each.own !== PAD) {
-    const fate = /[gm]/.test(each.fates) ? "corrected" : /a/.test(each.fates) ? "bonus" : "own";
-    // It was chosen in the row behind the last accepted draft.
-    const legal = each.legal[each.fates.lastIndexOf("a") + 1];
+    // It was chosen in the row behind the last accepted draft, instead of that one's children.
+    const last = each.fates.lastIndexOf("a");
+    const parentOf = (node) => (each.parents.length ? each.parents[node] : node - 1);
+    const refused = [...each.fates].some((fate, node) => "gm".includes(fate) && parentOf(node) === last);
+    const fate = refused ? "corrected" : last >= 0 ? "bonus" : "own";
+    const legal = each.legal[last + 1];
     cells.push({ id: each.own, fate, p: each.ownP, legal });
   }
   return cells;
