@@ -14,7 +14,7 @@ SMOKE := build/smoke
 BASELINE := tests/baseline/smoke.json
 REGRESS := $(BIN)/python -m harness.results.regress
 
-.PHONY: setup demo test lint types smoke regress baseline notebooks clean
+.PHONY: setup demo test lint types smoke regress baseline notebooks mutants clean
 
 setup: $(VENV)/.ready
 
@@ -53,6 +53,10 @@ regress: smoke
 baseline: smoke
 	$(REGRESS) --renew $(BASELINE) $(SMOKE)/*
 	git --no-pager diff --stat $(BASELINE)
+
+# Break one rule at a time and see a test go red: minutes, not part of `test`.
+mutants: setup
+	$(BIN)/python -m tests.mutants
 
 # Renew the outputs of the notebooks from the committed results.
 notebooks: setup
