@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 import torch
 
 from harness.core import PAD, Sequence, Verdict, first_rows
-from harness.errors import ConfigError, DeadEnd, MatcherError
-from harness.grammar.gate import Trigger
+from harness.errors import DeadEnd, MatcherError
+from harness.grammar.gate import Trigger, gate
 from harness.grammar.matcher import CompiledGrammar, Matcher, TokenTable
 from harness.grammar.tracked import TrackedMatcher
 from harness.models.sampling import Sampling
@@ -89,17 +89,9 @@ class Strategy:
         return False
 
     def matcher(self, grammar: CompiledGrammar, trigger: Trigger | None) -> Matcher:
-        """The matcher of a new request.
-
-        Raises:
-            ConfigError: the engine that this strategy mirrors has no such trigger.
-        """
-        if trigger is not None:
-            raise ConfigError(
-                f"trigger: {self.name} starts its grammar with the first token; "
-                "use +strategy=deepinfer (tokens) or +strategy=llamacpp (word, pattern, token)"
-            )
-        return grammar.matcher()
+        """The matcher of a new request; any strategy takes any late start."""
+        matcher = grammar.matcher()
+        return gate(matcher, trigger, self.setup.table) if trigger else matcher
 
     def before_step(self, step: Step) -> None:
         """Change outputs before anything is drafted (jump-forward)."""
@@ -158,6 +150,14 @@ class Strategy:
             MatcherError: the grammar refuses them (V1.4d).
         """
         feed(matcher, step.kept[index])
+
+    def follows(self, sequence: Sequence) -> tuple[int, int]:
+        """How far the matcher of a running sequence is between steps.
+
+        Returns:
+            How many of the first output tokens it holds, and how many drafts behind them.
+        """
+        return len(sequence.output_ids), 0
 
     def statistics(self) -> dict[str, Any]:
         """The numbers that the mirrored engine would print itself; empty if it has none."""

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from harness.core import Sequence, first_rows
-from harness.errors import ConfigError
-from harness.grammar.gate import TokenTriggerMatcher, Trigger, gate
+from harness.grammar.gate import Trigger, gate
 from harness.grammar.matcher import CompiledGrammar, Matcher
 from harness.grammar.tracked import TrackedMatcher
 from harness.models.verifiers import RejectionSampling
@@ -36,11 +35,6 @@ class DeepInfer(Strategy):
 
     def matcher(self, grammar: CompiledGrammar, trigger: Trigger | None) -> Matcher:
         """The matcher with its ledgers before the trigger and behind the stop token (D6-D9)."""
-        if trigger is not None and trigger.kind != "tokens":
-            raise ConfigError(
-                f"trigger.kind: deepinfer starts on a token sequence, not on {trigger.kind!r}; "
-                "use kind 'tokens', or +strategy=llamacpp"
-            )
         trigger = trigger or Trigger("tokens")
         return gate(grammar.matcher(), trigger, self.setup.table, self.setup.draft_tokens)
 
@@ -54,8 +48,7 @@ class DeepInfer(Strategy):
         """Commit the previous step, fill row 0, preview the drafts, roll back (D11, D13)."""
         feed(matcher, sequence.state or [])
         sequence.state = []
-        if constrained(matcher):
-            self.fill_first_row(step, index, matcher)
+        self.fill_first_row(step, index, matcher)
         advanced = legal = 0
         try:
             for draft in step.proposals[index].tokens:
@@ -64,8 +57,7 @@ class DeepInfer(Strategy):
                     break
                 advanced += 1
                 legal += not ended  # behind the stop token all is accepted, nothing legal (D7)
-                if constrained(matcher):
-                    step.masks.fill(index, advanced, matcher)
+                step.masks.fill(index, advanced, matcher)
         finally:
             matcher.rollback(advanced, "preview")
         step.proposals[index].legal_prefix(legal)
@@ -78,8 +70,6 @@ class DeepInfer(Strategy):
         """Keep the emitted tokens for the next step to feed (D12)."""
         sequence.state = step.kept[index]
 
-
-def constrained(matcher: TrackedMatcher) -> bool:
-    """The trigger is complete, or its bound token has appeared (D6)."""
-    assert isinstance(matcher.inner, TokenTriggerMatcher)
-    return matcher.inner.constrained
+    def follows(self, sequence: Sequence) -> tuple[int, int]:
+        """All tokens but those of the last step (D12)."""
+        return len(sequence.output_ids) - len(sequence.state), 0

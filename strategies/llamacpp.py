@@ -20,8 +20,6 @@ import torch
 from harness.bitmask import dead_end
 from harness.core import Sequence, Verdict
 from harness.errors import ConfigError, DeadEnd, MatcherError
-from harness.grammar.gate import LazyMatcher, Trigger, gate
-from harness.grammar.matcher import CompiledGrammar, Matcher
 from harness.grammar.tracked import TrackedMatcher
 from harness.models.verifiers import CheckThenResample
 from harness.step import Step, isolate
@@ -90,17 +88,6 @@ class LlamaCpp(Strategy):
         self.verifier = CheckThenResample()
         self.stats = DraftStats()
 
-    def matcher(self, grammar: CompiledGrammar, trigger: Trigger | None) -> Matcher:
-        """A lazy matcher where a trigger is given (L20)."""
-        if trigger is None:
-            return grammar.matcher()
-        if trigger.kind == "tokens":
-            raise ConfigError(
-                "trigger.kind: llamacpp starts on a text or a single token, not on 'tokens'; "
-                "use kind 'word', 'pattern' or 'token', or +strategy=deepinfer"
-            )
-        return gate(grammar.matcher(), trigger, self.setup.table, self.setup.draft_tokens)
-
     def propose(self, step: Step) -> None:
         """The draft's argmax, stopped at ``p_min``, dropped below ``n_min`` (L8-L10)."""
         stop = self.unsure if self.options.p_min > 0 else None  # no probability is below 0
@@ -162,7 +149,7 @@ class TargetSide:
         accepted = False
         with isolate(self._sequence):
             accepted = self._matcher.accept([token])
-            if not accepted and (self._masked or self._asleep):
+            if not accepted and (self._masked or not self._matcher.constrained):
                 # It came from a row that allows it, so another draw cannot mend that (L22).
                 raise MatcherError(f"the grammar refuses token {token}, which its mask allows")
             self._masked = False
@@ -177,9 +164,3 @@ class TargetSide:
                     raise DeadEnd
                 self._masked = True
         return self._masked
-
-    @property
-    def _asleep(self) -> bool:
-        """The trigger has not appeared, so every token was allowed (L20)."""
-        inner = self._matcher.inner
-        return isinstance(inner, LazyMatcher) and not inner.constrained

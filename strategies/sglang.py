@@ -11,7 +11,7 @@ with 0.4.6); here a jump happens between verify steps, before anything is drafte
 keeps its slot (upstream re-queues it, S1n), and no jump goes past the length limit (S1o).
 
 Rules: S1a-d and S1g-l jump-forward, S1p as an option, S2a-d search, S2g-i verification and
-accepting.
+accepting, S4 reasoning (``harness.grammar.gate``).
 """
 
 from __future__ import annotations
@@ -93,8 +93,9 @@ class Sglang(Strategy):
             return 0, 0
         kept = longest_common_prefix(old, new)
         matcher.rollback(len(old) - kept, "retokenize")
-        if not matcher.accept(new[kept:]):
-            # Upstream raises here (S1k); the old tokens are as good as before.
+        if not matcher.started or not matcher.accept(new[kept:]):
+            # Upstream raises here (S1k); the old tokens are as good as before, and what stands
+            # before a late start is never rewritten (S4f).
             feed(matcher, old[kept:])
             return 0, 0
         sequence.replace_output(new)
@@ -148,7 +149,8 @@ class Sglang(Strategy):
                 token = proposal.tokens[node]
                 if token == PAD or not step.masks.allows(index, parent + 1, token):
                     continue
-                feed(matcher, [token])
+                if not matcher.accept([token]):  # an unmasked row lets even this pass (L22)
+                    continue
                 try:
                     legal[node] = True
                     if not matcher.terminated and step.masks.fill(index, node + 1, matcher):

@@ -176,6 +176,11 @@ class Trtllm(Strategy):
         books = ledgers(sequence)
         books.accepted = max(0, min(len(step.verdicts[index].emitted), books.advanced) - 1)
 
+    def follows(self, sequence: Sequence) -> tuple[int, int]:
+        """All tokens but the golden one (T6), and the tail to be rolled back next (T8)."""
+        books = ledgers(sequence)
+        return len(sequence.output_ids) - 1, books.advanced - 1 - books.accepted
+
 
 def fill_row(masks: MaskBuffer, index: int, matcher: TrackedMatcher, position: int) -> bool:
     """Fill and flag one row of a sequence; False for a dead end (T7)."""

@@ -5,8 +5,8 @@ It pays on the CPU: one validation of the drafts (V1.1) and a walk over them aga
 (V1.2), both beside the GPU in vLLM's asynchronous mode. The draft and the verification pay
 nothing, but every illegal draft cuts all drafts behind it.
 
-Rules: V1.1a-e trimming, V1.2b-h rows and rollback, V1.4a-d accepting, V1.7 verification,
-V1.8 metrics.
+Rules: V1.1a-e trimming, V1.2b-h rows and rollback, V1.4a-d accepting, V1.5 reasoning
+(``harness.grammar.gate``), V1.7 verification, V1.8 metrics.
 """
 
 from __future__ import annotations

@@ -20,13 +20,13 @@ class LazyMatcher(TriggeredMatcher):
 
     Args:
         inner: the grammar, at its start.
-        trigger: of any kind but ``tokens``.
+        trigger: of kind ``token``, ``word``, ``pattern`` or ``pattern_full``.
         table: bytes and stop tokens of the vocabulary.
     """
 
     def __init__(self, inner: Matcher, trigger: Trigger, table: TokenTable) -> None:
-        if trigger.kind == "tokens":
-            raise GrammarError("trigger.kind: 'tokens' needs a TokenTriggerMatcher")
+        if trigger.kind in ("reasoning", "tokens"):
+            raise GrammarError(f"trigger.kind: {trigger.kind!r} is not for a LazyMatcher")
         self.inner = inner
         self.trigger = trigger
         self.table = table
@@ -36,8 +36,12 @@ class LazyMatcher(TriggeredMatcher):
         self._guided = 0  # accepted since
 
     @property
-    def constrained(self) -> bool:
+    def started(self) -> bool:
         """The trigger has appeared."""
+        return self._awake
+
+    @property
+    def constrained(self) -> bool:
         return self._awake
 
     @property

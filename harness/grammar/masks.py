@@ -24,6 +24,9 @@ class RowSource(Protocol):
     @property
     def terminated(self) -> bool: ...
 
+    @property
+    def constrained(self) -> bool: ...
+
     def fill(self, mask: torch.Tensor, row: int) -> None: ...
 
 
@@ -102,14 +105,15 @@ class MaskBuffer:
     def fill(self, sequence: int, position: int, matcher: RowSource) -> bool:
         """Write and flag what ``matcher`` allows next.
 
-        A terminated matcher is not asked and its row stays unflagged: the output is over.
+        A terminated matcher is not asked and its row stays unflagged: the output is over. Nor is
+        one that does not constrain: its grammar has not started (D13).
 
         Returns:
             False for a dead end, a row without a legal token (T7): its flag stays 0.
         """
         row = self.row(sequence, position)
         self._flags[row] = False
-        if matcher.terminated:
+        if matcher.terminated or not matcher.constrained:
             return True
         matcher.fill(self.host, row)
         if dead_end(self._words[row], self.vocab_size):

@@ -127,6 +127,16 @@ class Matcher(ABC):
         """Only stop tokens are legal now. False once terminated."""
 
     @property
+    def started(self) -> bool:
+        """The grammar has begun. False before a late start; see ``harness.grammar.gate``."""
+        return True
+
+    @property
+    def constrained(self) -> bool:
+        """A mask is needed: the grammar, or the gate in front of it, may forbid something (D6)."""
+        return True
+
+    @property
     @abstractmethod
     def held(self) -> int:
         """Number of tokens accepted and not rolled back."""
@@ -148,7 +158,15 @@ class Matcher(ABC):
 
 
 class CompiledGrammar(ABC):
-    """A grammar compiled for one vocabulary; shared by any number of matchers."""
+    """A grammar compiled for one vocabulary; shared by any number of matchers.
+
+    Attributes:
+        engine: name of the engine that compiled it.
+        memory_bytes: what it takes, by the engine's own figure; 0 if that has none.
+    """
+
+    engine: str
+    memory_bytes: int
 
     @abstractmethod
     def matcher(self) -> Matcher:
@@ -161,9 +179,14 @@ class GrammarEngine(ABC):
     Args:
         table: the tokenizer's vocabulary.
         whitespace: of JSON.
+
+    Attributes:
+        name: what the user calls it.
+        max_rollback: the most tokens that its matchers can take back at once; None = all.
     """
 
     name: str
+    max_rollback: int | None = None
 
     def __init__(self, table: TokenTable, whitespace: Whitespace = "compact") -> None:
         self.table = table

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
@@ -10,33 +9,34 @@ import torch
 
 from harness.errors import GrammarError, MatcherError
 from harness.grammar.matcher import ALL, Matcher
-from harness.grammar.trigger import Trigger, TriggeredMatcher
+from harness.grammar.sequence import TokenSequence
+from harness.grammar.trigger import Trigger, TriggeredMatcher, allow_only
 
 
 class TokenTriggerMatcher(TriggeredMatcher):
     """Free text, then a token sequence, then the grammar, then anything (D6-D9).
 
-    The trigger is followed by Knuth, Morris and Pratt's automaton; none of its tokens is fed to
-    the grammar. After the end of the output every token is accepted and counted, and can be
-    rolled back, since a verification may emit junk behind a stop token.
+    No token of the trigger is fed to the grammar. After the end of the output every token is
+    accepted and counted, and can be rolled back, since a verification may emit junk behind a
+    stop token.
 
     Args:
         inner: the grammar, at its start.
         trigger: of kind ``tokens``; without tokens the grammar holds at once.
         drafts: the most drafts per step; with a trigger, at most ``drafts + 2`` grammar and
-            trigger tokens can be rolled back.
+            trigger tokens can be rolled back. None = all of them.
 
     Attributes:
         trigger_progress: tokens of the trigger matched so far.
-        progress_history: the progress before each of the last ``drafts + 2`` tokens.
+        progress_history: the progress before each token that can be rolled back.
         tokens_after_bound: -1 until the bound token appears, then the tokens since.
         tokens_in_matcher: tokens that the grammar was fed, the stop token included.
         tokens_after_eos: -1 until a stop token is accepted, then the tokens since.
     """
 
-    def __init__(self, inner: Matcher, trigger: Trigger, drafts: int = 5) -> None:
+    def __init__(self, inner: Matcher, trigger: Trigger, drafts: int | None = None) -> None:
         if trigger.kind != "tokens":
-            raise GrammarError(f"trigger.kind: {trigger.kind!r} needs a LazyMatcher")
+            raise GrammarError(f"trigger.kind: {trigger.kind!r} is not for a TokenTriggerMatcher")
         self.inner = inner
         self.trigger = trigger
         self.trigger_progress = 0
@@ -44,9 +44,13 @@ class TokenTriggerMatcher(TriggeredMatcher):
         self.tokens_after_bound = -1
         self.tokens_in_matcher = 0
         self.tokens_after_eos = -1
-        self._capacity = drafts + 2
-        self._fallback = _failure_function(trigger.tokens)
+        self._capacity = None if drafts is None else drafts + 2
+        self._sequence = TokenSequence(trigger.tokens)
         self._held = 0
+
+    @property
+    def started(self) -> bool:
+        return not self._pending
 
     @property
     def constrained(self) -> bool:
@@ -82,7 +86,7 @@ class TokenTriggerMatcher(TriggeredMatcher):
                 return False
             self._record(self.trigger_progress + 1)
         elif self._pending:  # D7.2
-            self._record(self._progress_after(token))
+            self._record(self._sequence.after(self.trigger_progress, token))
             if token == self.trigger.bound:
                 self.tokens_after_bound = 0
         elif self.terminated:  # D7.3
@@ -101,16 +105,11 @@ class TokenTriggerMatcher(TriggeredMatcher):
         """Count a token in the ledgers and move the trigger's progress."""
         if self.trigger.tokens:
             self.progress_history.append(self.trigger_progress)
-            del self.progress_history[: -self._capacity]
+            if self._capacity is not None:
+                del self.progress_history[: -self._capacity]
         self.trigger_progress = progress
         if self._bound_fired:
             self.tokens_after_bound += 1
-
-    def _progress_after(self, token: int) -> int:
-        progress = self.trigger_progress
-        while progress and self.trigger.tokens[progress] != token:
-            progress = self._fallback[progress - 1]
-        return progress + (self.trigger.tokens[progress] == token)
 
     def rollback(self, n: int) -> None:
         self._check_rollback(n)
@@ -146,9 +145,7 @@ class TokenTriggerMatcher(TriggeredMatcher):
     def fill(self, mask: torch.Tensor, row: int) -> None:
         """D8; before the trigger, and after the end, every token is allowed."""
         if self._pending and self._bound_fired:
-            word, bit = divmod(self.trigger.tokens[self.trigger_progress], 32)
-            mask[row] = 0
-            mask[row, word] = -(1 << 31) if bit == 31 else 1 << bit
+            allow_only(mask, row, self.trigger.tokens[self.trigger_progress])
         elif self._pending or self.terminated:
             mask[row] = ALL
         else:
@@ -166,14 +163,3 @@ class TokenTriggerMatcher(TriggeredMatcher):
         twin.inner = self.inner.fork()
         twin.progress_history = [*self.progress_history]
         return twin
-
-
-def _failure_function(pattern: Sequence[int]) -> list[int]:
-    """By prefix, the length of its longest proper prefix that is also its suffix (KMP)."""
-    lengths = [0] * len(pattern)
-    for i in range(1, len(pattern)):
-        length = lengths[i - 1]
-        while length and pattern[length] != pattern[i]:
-            length = lengths[length - 1]
-        lengths[i] = length + (pattern[length] == pattern[i])
-    return lengths

@@ -34,6 +34,14 @@ class TrackedMatcher:
         return self.inner.completed
 
     @property
+    def started(self) -> bool:
+        return self.inner.started
+
+    @property
+    def constrained(self) -> bool:
+        return self.inner.constrained
+
+    @property
     def held(self) -> int:
         return self.inner.held
 

@@ -17,6 +17,9 @@ from harness.grammar.spec import GrammarSpec
 Message = Mapping[str, str]
 """One turn of a chat: its ``role`` and its ``content``."""
 
+THINKING_END = "</think>"
+"""What most models that think write at its end."""
+
 
 class ChatTokenizer(Protocol):
     """What is needed of a Hugging Face tokenizer."""
@@ -27,7 +30,34 @@ class ChatTokenizer(Protocol):
         self, conversation: Any, *, add_generation_prompt: bool, return_dict: bool
     ) -> Any: ...
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """How a model thinks before it answers.
+
+    Attributes:
+        end: the text that ends it, as the model writes it.
+        budget: tokens of thinking after which that text is forced; None = no bound of its own.
+    """
+
+    end: str = THINKING_END
+    budget: int | None = None
+
+    def trigger(self, tokenizer: ChatTokenizer) -> Trigger:
+        """What ends the thinking, in tokens: real engines compare these, not text (V1.5d, S4).
+
+        Raises:
+            RequestError: the tokenizer makes no token of the text.
+        """
+        tokens = tuple(tokenizer.encode(self.end, add_special_tokens=False))
+        if not tokens:
+            raise RequestError(
+                f"workload.thinking_end: {self.end!r} is no token of this model; "
+                "give the text that ends its thinking"
+            )
+        return Trigger("reasoning", tokens, budget=self.budget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +71,7 @@ class Item:
         grammar: what the output must match; None = free text.
         max_new_tokens: the item's own bound; None = the bound of the run.
         trigger: what starts the grammar inside the output; None = it holds from the start.
+        thinking: the model thinks first, and the grammar starts behind that; None = it does not.
         valid_regex: what the whole output must match, checked with ``re`` beside the grammar;
             the only check of an ``ebnf`` item.
         smoke: one of the few items that a smoke test runs.
@@ -53,6 +84,7 @@ class Item:
     grammar: GrammarSpec | None = None
     max_new_tokens: int | None = None
     trigger: Trigger | None = None
+    thinking: Thinking | None = None
     valid_regex: str | None = None
     smoke: bool = False
     error: str = ""
@@ -99,13 +131,14 @@ def to_request(item: Item, tokenizer: ChatTokenizer, max_new_tokens: int, seed: 
         seed: of the run; the request gets its own ``derive_seed``.
 
     Raises:
-        RequestError: see ``prompt_ids``.
+        RequestError: see ``prompt_ids`` and ``Thinking.trigger``.
     """
+    trigger = item.trigger if item.thinking is None else item.thinking.trigger(tokenizer)
     return Request(
         id=item.id,
         prompt_ids=prompt_ids(item, tokenizer),
         grammar=item.grammar,
         max_new_tokens=item.max_new_tokens or max_new_tokens,
         seed=derive_seed(seed, item.id),
-        trigger=item.trigger,
+        trigger=trigger,
     )

@@ -13,8 +13,11 @@ Your own file (``workload=file workload.path=...``) has one object per line, for
 ``max_new_tokens``
     bound of this output; default: the workload's
 ``trigger``
-    what starts the grammar, ``{"kind", "tokens", "bound", "text"}``; see
+    what starts the grammar, ``{"kind", "tokens", "bound", "text", "implicit", "budget"}``; see
     ``harness.grammar.gate.Trigger``
+``thinking``
+    true = the model thinks first: its output is free until it writes ``workload.thinking_end``,
+    which is forced after ``workload.thinking_budget`` tokens, and the grammar starts behind that
 ``valid_regex``
     a regular expression that the whole output must match to count as valid
 ``kind``
@@ -32,13 +35,20 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from harness.errors import ConfigError, RequestError
-from harness.workloads.item import ChatTokenizer, Item, derive_seed, prompt_ids
+from harness.workloads.item import (
+    THINKING_END,
+    ChatTokenizer,
+    Item,
+    Thinking,
+    derive_seed,
+    prompt_ids,
+)
 from harness.workloads.records import (
     Record,
     bad_item,
@@ -74,7 +84,9 @@ class WorkloadConfig:
         limit: number of items; None = all.
         seed: of the sample that ``limit`` takes; None = the first ones of the file.
         max_prompt_tokens: leave out items with a longer prompt; None = keep all.
-        max_new_tokens: bound of the outputs of items that name none.
+        max_new_tokens: bound of the outputs of items that name none, thinking included.
+        thinking_end: the text that ends the thinking of items with ``thinking``.
+        thinking_budget: tokens of thinking after which its end is forced; None = none.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -89,6 +101,8 @@ class WorkloadConfig:
     seed: int | None = 0
     max_prompt_tokens: int | None = None
     max_new_tokens: int = 96
+    thinking_end: str = THINKING_END
+    thinking_budget: int | None = None
 
     def __post_init__(self) -> None:
         if self.name not in BUILDERS:
@@ -99,6 +113,12 @@ class WorkloadConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"workload.{name}: {value} is below 1; raise it")
+        if not self.thinking_end:
+            raise ConfigError("workload.thinking_end: empty; give the text that ends thinking")
+        if self.thinking_budget is not None and self.thinking_budget < 0:
+            raise ConfigError(
+                f"workload.thinking_budget: {self.thinking_budget} is negative; give 0 or more"
+            )
         if self.name == "mini" and self.path:
             raise ConfigError("workload.path: mini has its own data; use workload=file")
         if self.name == "file" and not self.path:
@@ -151,10 +171,17 @@ def _read(config: WorkloadConfig) -> list[Item]:
         try:
             record = _decode(line)
             if config.name != "bfcl" or record.get("split", config.split) == config.split:
-                items.append(build(record))
+                items.append(_with_thinking(build(record), config))
         except (ValueError, RecursionError) as error:
             items.append(bad_item(record, number, str(error)))
     return items
+
+
+def _with_thinking(item: Item, config: WorkloadConfig) -> Item:
+    """The item, thinking as the config says if it thinks at all."""
+    if item.thinking is None:
+        return item
+    return replace(item, thinking=Thinking(config.thinking_end, config.thinking_budget))
 
 
 def _decode(line: bytes) -> dict[str, Any]:

@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 from harness.errors import RequestError
 from harness.grammar.gate import Trigger
 from harness.grammar.spec import KINDS, GrammarSpec
-from harness.workloads.item import Item, Message
+from harness.workloads.item import Item, Message, Thinking
 
 Record = Mapping[str, Any]
 T = TypeVar("T")
 
-OPTIONAL = ("max_new_tokens", "trigger", "valid_regex", "kind", "smoke")
+OPTIONAL = ("max_new_tokens", "trigger", "thinking", "valid_regex", "kind", "smoke")
 FIELDS = ("id", "prompt", "messages", *KINDS, *OPTIONAL)
-TRIGGER_FIELDS = ("kind", "tokens", "bound", "text")
+TRIGGER_FIELDS = ("kind", "tokens", "bound", "text", "implicit", "budget")
 
 
 def own_item(record: Record) -> Item:
@@ -29,8 +29,12 @@ def own_item(record: Record) -> Item:
     _refuse_unknown(record, FIELDS, "")
     grammar = _grammar(record)
     trigger = _trigger(record["trigger"]) if "trigger" in record else None
-    if trigger and not grammar:
-        raise RequestError("trigger: there is no grammar to start; add one")
+    thinking = _flag(record, "thinking")
+    if trigger and thinking:
+        raise RequestError("trigger, thinking: give at most one of them")
+    if (trigger or thinking) and not grammar:
+        late = "trigger" if trigger else "thinking"
+        raise RequestError(f"{late}: there is no grammar to start; add one")
     default_kind = grammar.kind if grammar else "text"
     return Item(
         id=_text(record, "id"),
@@ -39,8 +43,9 @@ def own_item(record: Record) -> Item:
         grammar=grammar,
         max_new_tokens=_bound(record["max_new_tokens"]) if "max_new_tokens" in record else None,
         trigger=trigger,
+        thinking=Thinking() if thinking else None,
         valid_regex=_pattern(record) if "valid_regex" in record else None,
-        smoke=_checked(record.get("smoke", False), bool, "smoke", "true or false"),
+        smoke=_flag(record, "smoke"),
     )
 
 
@@ -104,6 +109,10 @@ def _text(record: Record, field: str) -> str:
     return text
 
 
+def _flag(record: Record, field: str) -> bool:
+    return _checked(record.get(field, False), bool, field, "true or false")
+
+
 def _refuse_unknown(record: Record, known: tuple[str, ...], prefix: str) -> None:
     for field in record:
         if field not in known:
@@ -156,6 +165,8 @@ def _trigger(value: object) -> Trigger:
         tokens=tuple(_checked(record.get("tokens", []), list, "trigger.tokens", "a list")),
         bound=record.get("bound"),
         text=_checked(record.get("text", ""), str, "trigger.text", "a string"),
+        implicit=tuple(_checked(record.get("implicit", []), list, "trigger.implicit", "a list")),
+        budget=record.get("budget"),
     )
 
 

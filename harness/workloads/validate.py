@@ -20,23 +20,25 @@ FORMATS = FormatChecker(("date", "email", "ipv4", "ipv6", "uuid"))
 """The formats that ``jsonschema`` checks by itself; others need packages that may be absent."""
 
 
-def validate(item: Item, text: str) -> bool | None:
+def validate(item: Item, text: str, answer: str | None = None) -> bool | None:
     """Whether ``text``, the whole output, is what the item asked for.
 
     Args:
         item: its grammar says how to check: strict JSON and the schema for ``json_schema``, the
-            whole text for ``regex`` and ``choice``. ``ebnf`` has no independent reader. With a
-            trigger the text also holds what came before the grammar, so only ``valid_regex``,
+            whole answer for ``regex`` and ``choice``. ``ebnf`` has no independent reader. With a
+            trigger that needs not appear, or that is a part of the answer, only ``valid_regex``,
             which is checked wherever an item has it, can judge.
         text: the output without its stop token.
+        answer: of a model that thinks first, the text behind that; None = all of ``text``.
 
     Returns:
         None if no check applies: there is nothing to check, or the schema or the pattern is
         outside of what ``jsonschema`` and ``re`` know.
     """
-    grammar = None if item.trigger else item.grammar
+    late = item.trigger is not None and item.trigger.kind != "reasoning"
+    grammar = None if late else item.grammar
     verdicts = [
-        None if grammar is None else _follows(grammar, text),
+        None if grammar is None else _follows(grammar, text if answer is None else answer),
         None if item.valid_regex is None else _matches(item.valid_regex, text),
     ]
     known = [verdict for verdict in verdicts if verdict is not None]
@@ -66,7 +68,7 @@ def _fits_schema(schema: str, text: str) -> bool | None:
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
         return bool(_validator(schema).is_valid(value))
-    except (SchemaError, Unresolvable, re.error, RecursionError):
+    except (SchemaError, Unresolvable, re.error, RecursionError, OverflowError):
         return None
     except ValueError:  # from json.loads: no JSON, or text behind it
         return False

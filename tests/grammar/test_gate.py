@@ -2,83 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import torch
-from hypothesis import given, settings, strategies as st
 
 from harness.errors import GrammarError, MatcherError
-from harness.grammar.gate import LazyMatcher, TokenTriggerMatcher, Trigger, gate
-from harness.grammar.matcher import ALL, Matcher
+from harness.grammar.gate import LazyMatcher, ReasoningMatcher, TokenTriggerMatcher, Trigger, gate
+from harness.grammar.matcher import ALL
+from tests.grammar.gates import AnyOf, row_of
 from tests.toys import ids, toy_table
-
-
-class AnyOf(Matcher):
-    """The grammar of a finite set of token sequences, each followed by ``stop``."""
-
-    def __init__(self, language: Sequence[Sequence[int]], stop: int) -> None:
-        self.language = [[*words, stop] for words in language]
-        self.stop = stop
-        self.seen: list[int] = []
-
-    def _next(self) -> set[int]:
-        n = len(self.seen)
-        return {word[n] for word in self.language if word[:n] == self.seen and len(word) > n}
-
-    def accept(self, tokens: Sequence[int]) -> bool:
-        before = [*self.seen]
-        for token in tokens:
-            if token not in self._next():
-                self.seen = before
-                return False
-            self.seen.append(token)
-        return True
-
-    def validate(self, tokens: Sequence[int]) -> int:
-        twin = self.fork()
-        return next((i for i, token in enumerate(tokens) if not twin.accept([token])), len(tokens))
-
-    def rollback(self, n: int) -> None:
-        assert 0 <= n <= len(self.seen)
-        del self.seen[len(self.seen) - n :]
-
-    def fill(self, mask: torch.Tensor, row: int) -> None:
-        mask[row] = 0
-        for token in self._next():
-            mask[row, token // 32] |= 1 << token % 32
-
-    @property
-    def terminated(self) -> bool:
-        return self.stop in self.seen
-
-    @property
-    def completed(self) -> bool:
-        return self._next() == {self.stop}
-
-    @property
-    def held(self) -> int:
-        return len(self.seen)
-
-    def forced_text(self) -> str:
-        return "forced"
-
-    def forced_tokens(self) -> list[int]:
-        return [0]
-
-    def fork(self) -> AnyOf:
-        twin = AnyOf([], self.stop)
-        twin.language, twin.seen = self.language, [*self.seen]
-        return twin
-
-
-def row_of(matcher: Matcher, words: int = 1) -> list[int]:
-    mask = torch.full((2, words), 7, dtype=torch.int32)
-    matcher.fill(mask, 1)
-    assert mask[0].tolist() == [7] * words  # no other row is touched
-    return mask[1].tolist()
-
 
 # -- Trigger ------------------------------------------------------------------------------------
 
@@ -102,6 +34,15 @@ def row_of(matcher: Matcher, words: int = 1) -> list[int]:
         ({"kind": "word", "text": "x", "tokens": (1,)}, "trigger.tokens"),
         ({"kind": "pattern", "text": "("}, "trigger.text"),
         ({"kind": "pattern_full", "text": "x", "bound": 1}, "trigger.bound"),
+        ({"kind": "reasoning"}, "trigger.tokens"),
+        ({"kind": "reasoning", "tokens": (1,), "bound": 2}, "trigger.bound"),
+        ({"kind": "reasoning", "tokens": (1,), "text": "x"}, "trigger.text"),
+        ({"kind": "reasoning", "tokens": (1,), "implicit": [2]}, "trigger.implicit"),
+        ({"kind": "reasoning", "tokens": (1,), "implicit": (-2,)}, "trigger.implicit"),
+        ({"kind": "reasoning", "tokens": (1,), "budget": -1}, "trigger.budget"),
+        ({"kind": "reasoning", "tokens": (1,), "budget": True}, "trigger.budget"),
+        ({"kind": "tokens", "tokens": (1,), "implicit": (2,)}, "trigger.implicit"),
+        ({"kind": "word", "text": "x", "budget": 5}, "trigger.budget"),
     ],
 )
 def test_a_malformed_trigger_is_refused_and_the_field_named(
@@ -135,23 +76,42 @@ def test_the_grammar_starts_at_the_first_group_or_the_match(
     assert Trigger(kind, text=text).find(output) == start
 
 
-def test_each_trigger_gets_its_own_kind_of_matcher() -> None:
+@pytest.mark.parametrize(
+    ("trigger", "kind"),
+    [
+        (Trigger("reasoning", (1,)), ReasoningMatcher),
+        (Trigger("tokens", (1,)), TokenTriggerMatcher),
+        (Trigger("token", (1,)), LazyMatcher),
+        (Trigger("word", text="b"), LazyMatcher),
+        (Trigger("pattern", text="b"), LazyMatcher),
+        (Trigger("pattern_full", text="b"), LazyMatcher),
+    ],
+)
+def test_each_trigger_gets_its_own_kind_of_matcher(trigger: Trigger, kind: type) -> None:
     table = toy_table("ab")
     inner = AnyOf([[0]], table.eos_id)
-    tokens = gate(inner, Trigger("tokens", (1,)), table, drafts=4)
-    assert isinstance(tokens, TokenTriggerMatcher)
-    assert isinstance(gate(inner, Trigger("word", text="b"), table, drafts=4), LazyMatcher)
-    with pytest.raises(GrammarError, match="LazyMatcher"):
-        TokenTriggerMatcher(inner, Trigger("token", (1,)))
-    with pytest.raises(GrammarError, match="TokenTriggerMatcher"):
-        LazyMatcher(inner, Trigger("tokens", (1,)), table)
+    assert isinstance(gate(inner, trigger, table), kind)
+    for other in {ReasoningMatcher, LazyMatcher} - {kind}:
+        with pytest.raises(GrammarError, match="is not for a"):
+            other(inner, trigger, table)
+    if kind is not TokenTriggerMatcher:
+        with pytest.raises(GrammarError, match="is not for a TokenTriggerMatcher"):
+            TokenTriggerMatcher(inner, trigger)
 
 
-@pytest.mark.parametrize("trigger", [Trigger("token", (1, 3)), Trigger("tokens", (1,), bound=3)])
+@pytest.mark.parametrize(
+    "trigger",
+    [
+        Trigger("token", (1, 3)),
+        Trigger("tokens", (1,), bound=3),
+        Trigger("reasoning", (1, 3)),
+        Trigger("reasoning", (1,), implicit=(3,)),
+    ],
+)
 def test_a_trigger_outside_the_vocabulary_is_refused(trigger: Trigger) -> None:
     table = toy_table("ab")
     with pytest.raises(GrammarError, match="3 is no token of this vocabulary"):
-        gate(AnyOf([[0]], table.eos_id), trigger, table, drafts=4)
+        gate(AnyOf([[0]], table.eos_id), trigger, table)
 
 
 # -- TokenTriggerMatcher ------------------------------------------------------------------------
@@ -289,6 +249,14 @@ def test_the_history_is_as_long_as_a_step_needs() -> None:
     assert ledgers(matcher) == before
     matcher.rollback(7)
     assert (matcher.trigger_progress, matcher.held, matcher.inner.held) == (0, 2, 0)
+
+
+def test_without_a_draft_length_all_of_the_history_is_kept() -> None:
+    """A jump may take back more than drafts (S1h)."""
+    matcher = gate(AnyOf([[20, 21]], EOS), Trigger("tokens", (7,)), toy_table(["t"] * EOS))
+    assert matcher.accept([1] * 30 + [7, 20])
+    matcher.rollback(32)
+    assert (matcher.held, matcher.started) == (0, False)
 
 
 @pytest.mark.parametrize("n", [-1, 3])
@@ -464,33 +432,3 @@ def test_a_lazy_fork_goes_its_own_way() -> None:
     assert fed(twin) == [b"<t>", b"a"]
     assert matcher.accept(ids(TABLE, "x<t>", "a"))
     assert fed(matcher) == [b"<t>", b"a"]
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.integers(0, STOP), max_size=6),
-    st.lists(st.integers(0, STOP), max_size=6),
-    st.sampled_from(["word", "tokens"]),
-)
-def test_a_rollback_leads_back_to_the_state_without_the_tail(
-    head: list[int], tail: list[int], kind: str
-) -> None:
-    """Property ①: a preview leaves no trace, across the trigger, the end and refusals."""
-    trigger = Trigger("word", text="<t>") if kind == "word" else Trigger("tokens", (4,), bound=9)
-    matcher, reference = (
-        gate(AnyOf([ids(TABLE, "<t>", "a"), ids(TABLE, "a", "b")], STOP), trigger, TABLE, 10)
-        for _ in range(2)
-    )
-    for token in head:
-        assert matcher.accept([token]) == reference.accept([token])
-    legal = sum(matcher.accept([token]) for token in tail)
-    matcher.rollback(legal)
-    assert (matcher.held, matcher.terminated, matcher.completed, row_of(matcher)) == (
-        reference.held,
-        reference.terminated,
-        reference.completed,
-        row_of(reference),
-    )
-    assert [matcher.accept([token]) for token in tail] == [
-        reference.accept([token]) for token in tail
-    ]

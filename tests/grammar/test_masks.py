@@ -22,9 +22,10 @@ INF = torch.inf
 class Allows:
     """A matcher in one state: it allows these tokens, and these padding bits."""
 
-    def __init__(self, *tokens: int, terminated: bool = False) -> None:
+    def __init__(self, *tokens: int, terminated: bool = False, constrained: bool = True) -> None:
         self.tokens = tokens
         self.terminated = terminated
+        self.constrained = constrained
         self.fills = 0
 
     def fill(self, mask: torch.Tensor, row: int) -> None:
@@ -110,6 +111,15 @@ def test_a_terminated_matcher_is_not_asked_and_its_row_masks_nothing() -> None:
     buffer.fill(0, 0, Allows(1))
     assert buffer.fill(0, 0, ended)
     assert (ended.fills, buffer.flagged(0, 0)) == (0, False)
+
+
+def test_a_matcher_whose_grammar_has_not_started_is_not_asked_either() -> None:
+    """D13: rows before a late start are unmasked."""
+    buffer = MaskBuffer(1, 1, 4, CPU)
+    asleep = Allows(constrained=False)
+    buffer.fill(0, 0, Allows(1))
+    assert buffer.fill(0, 0, asleep)
+    assert (asleep.fills, buffer.flagged(0, 0)) == (0, False)
 
 
 def test_a_copied_row_says_what_its_source_says() -> None:

@@ -205,31 +205,10 @@ def test_free_text_that_ends_before_the_trigger_is_complete_by_itself(engine: st
     assert not any(trace.mask_rows for trace in watch.steps)
 
 
-@pytest.mark.parametrize("kind", ["word", "pattern", "pattern_full", "token"])
-def test_a_trigger_of_another_kind_fails_its_request_alone(engine: str, kind: Any) -> None:
-    given = {"tokens": (5,)} if kind == "token" else {"text": "t"}
-    model = ["a", "b", "c", "d", "$"]
-    watch = toy(model, model, engine).run(
-        "deepinfer", [ask(trigger=Trigger(kind, **given)), ask(name="fine")]
-    )
-    assert "+strategy=llamacpp" in watch.errors["r"]
-    assert letters(watch.outputs["fine"]) == "abcd$"
-
-
 def test_a_trigger_outside_the_vocabulary_is_refused(engine: str) -> None:
     """D2."""
     watch = toy("a", "a", engine).run("deepinfer", [ask(trigger=Trigger("tokens", (99,)))])
     assert "no token of this vocabulary" in watch.errors["r"]
-
-
-@pytest.mark.parametrize("strategy", ["plain", "vllm", "trtllm", "sglang"])
-def test_other_strategies_refuse_a_trigger_and_go_on(engine: str, strategy: str) -> None:
-    model = ["a", "b", "c", "d", "$"]
-    watch = toy(model, model, engine).run(strategy, [ask(trigger=CALL), ask(name="fine")])
-    assert list(watch.errors) == ["r"]
-    assert f"trigger: {strategy} starts its grammar with the first token" in watch.errors["r"]
-    assert "+strategy=deepinfer" in watch.errors["r"]
-    assert letters(watch.outputs["fine"]) == "abcd$"
 
 
 # -- Masks by step (3.4), verification (3.5) ----------------------------------------------------

@@ -322,15 +322,6 @@ def test_a_trigger_token_that_the_grammar_does_not_begin_with_fails_its_request(
     assert letters(watch.outputs["fine"]) == "abcd$"
 
 
-def test_a_token_sequence_is_refused_as_a_trigger(engine: str) -> None:
-    model = ["a", "b", "c", "d", "$"]
-    watch = toy(model, model, engine).run(
-        "llamacpp", [ask(trigger=Trigger("tokens", (T,))), ask(name="fine")]
-    )
-    assert "+strategy=deepinfer" in watch.errors["r"]
-    assert letters(watch.outputs["fine"]) == "abcd$"
-
-
 def test_a_trigger_outside_the_vocabulary_is_refused(engine: str) -> None:
     watch = toy("a", "a", engine).run("llamacpp", [ask(trigger=Trigger("token", (99,)))])
     assert "no token of this vocabulary" in watch.errors["r"]

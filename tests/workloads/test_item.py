@@ -8,16 +8,18 @@ import pytest
 from jinja2 import TemplateError
 
 from harness.errors import RequestError
+from harness.grammar.gate import Trigger
 from harness.grammar.spec import GrammarSpec
-from harness.workloads.item import Item, derive_seed, prompt_ids, to_request
+from harness.workloads.item import Item, Thinking, derive_seed, prompt_ids, to_request
 
 
 class ByteTokenizer:
     """One token a byte; the chat template writes ``<role>content``."""
 
-    def __init__(self, chat_template: str | None = "toy", refuses: str = "") -> None:
+    def __init__(self, chat_template: str | None = "toy", refuses: str = "", bos: int = 0) -> None:
         self.chat_template = chat_template
         self.refuses = refuses
+        self.bos = bos
 
     def apply_chat_template(
         self, conversation: Any, *, add_generation_prompt: bool, return_dict: bool
@@ -29,8 +31,8 @@ class ByteTokenizer:
         turns = [f"<{message['role']}>{message['content']}" for message in conversation]
         return self.encode("".join(turns) + "<assistant>")
 
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [*([self.bos] if add_special_tokens and self.bos else []), *text.encode()]
 
 
 CHAT = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"})
@@ -57,6 +59,19 @@ def test_request_carries_what_the_item_asks_for() -> None:
     request = to_request(item, ByteTokenizer(), max_new_tokens=96, seed=1)
     assert (request.id, request.grammar, request.max_new_tokens) == ("a", grammar, 7)
     assert request.prompt_ids == prompt_ids(item, ByteTokenizer())
+
+
+def test_the_end_of_thinking_becomes_tokens_and_nothing_else() -> None:
+    """S4: the grammar sleeps until these; a token that begins every text is none of them."""
+    item = Item("a", "choice", CHAT, GrammarSpec.choice(["yes"]), thinking=Thinking("</t>", 8))
+    request = to_request(item, ByteTokenizer(bos=1), max_new_tokens=96, seed=1)
+    assert request.trigger == Trigger("reasoning", tuple(b"</t>"), budget=8)
+
+
+def test_an_end_of_thinking_without_tokens_is_refused() -> None:
+    item = Item("a", "choice", CHAT, GrammarSpec.choice(["yes"]), thinking=Thinking(""))
+    with pytest.raises(RequestError, match=r"workload\.thinking_end: ''"):
+        to_request(item, ByteTokenizer(), max_new_tokens=96, seed=1)
 
 
 def test_item_without_a_bound_gets_the_one_of_the_run() -> None:

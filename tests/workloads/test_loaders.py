@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from harness.errors import ConfigError
 from harness.grammar.gate import Trigger
 from harness.grammar.spec import GrammarSpec
-from harness.workloads.item import Item
+from harness.workloads.item import Item, Thinking
 from harness.workloads.loaders import BUILDERS, WorkloadConfig, load
 from tests.workloads.test_item import ByteTokenizer
 
@@ -55,6 +55,20 @@ def test_line_becomes_an_item(load_lines: Load) -> None:
             valid_regex="b.*|f.*",
         )
     ]
+
+
+def test_a_line_may_name_all_of_a_reasoning_trigger(load_lines: Load) -> None:
+    given = {"kind": "reasoning", "tokens": [7, 8], "implicit": [5], "budget": 32}
+    (item,) = load_lines(line(regex="a", trigger=given))
+    assert item.trigger == Trigger("reasoning", (7, 8), implicit=(5,), budget=32)
+
+
+def test_items_that_think_do_so_as_the_config_says(load_lines: Load) -> None:
+    lines = line("a", regex="a", thinking=True), line("b", regex="a", thinking=False)
+    default = [item.thinking for item in load_lines(*lines)]
+    assert default == [Thinking("</think>"), None]
+    given = load_lines(*lines, thinking_end="Answer:", thinking_budget=8)
+    assert [item.thinking for item in given] == [Thinking("Answer:", 8), None]
 
 
 @pytest.mark.parametrize(
@@ -110,6 +124,13 @@ def test_messages_may_stand_in_place_of_a_prompt(load_lines: Load) -> None:
         (line("x", regex="a", trigger={"words": "<"}), "trigger.words: unknown field"),
         (line("x", regex="a", trigger={"kind": "tokens", "tokens": [True]}), "trigger.tokens"),
         (line("x", regex="a", trigger=["<"]), "trigger: give an object"),
+        (line("x", regex="a", trigger={"kind": "reasoning"}), "trigger.tokens"),
+        (line("x", thinking=True), "thinking: there is no grammar"),
+        (line("x", regex="a", thinking="yes"), "thinking: give true or false"),
+        (
+            line("x", regex="a", thinking=True, trigger={"kind": "word", "text": "<"}),
+            "trigger, thinking: give at most one",
+        ),
     ],
 )
 def test_bad_line_fails_alone_with_its_number_and_reason(
@@ -220,6 +241,8 @@ def test_long_prompts_make_room_for_shorter_ones(tmp_path: Path) -> None:
         ({"max_new_tokens": 0}, r"workload\.max_new_tokens: 0"),
         ({"path": "x.jsonl"}, r"workload\.path: mini has its own data"),
         ({"name": "file"}, r"workload\.path: missing"),
+        ({"thinking_end": ""}, r"workload\.thinking_end: empty"),
+        ({"thinking_budget": -1}, r"workload\.thinking_budget: -1 is negative"),
     ],
 )
 def test_setting_out_of_range_is_refused(fields: dict[str, Any], message: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from harness.grammar.gate import Trigger
 from harness.grammar.spec import GrammarSpec
-from harness.workloads.item import Item
+from harness.workloads.item import Item, Thinking
 from harness.workloads.validate import validate
 
 INTEGER = {"type": "integer", "minimum": 1}
@@ -110,3 +110,22 @@ def test_free_text_gives_no_verdict() -> None:
 def test_text_before_a_trigger_is_not_held_against_the_grammar() -> None:
     late = item(GrammarSpec.json_schema(INTEGER), trigger=Trigger("word", text="<json>"))
     assert validate(late, "Let me think.<json>3") is None
+
+
+@pytest.mark.parametrize(("answer", "valid"), [("3", True), ("x", False), ("", False)])
+def test_what_was_thought_is_not_held_against_the_grammar_but_the_answer_is(
+    answer: str, valid: bool
+) -> None:
+    """Without an answer, because the thinking did not end, the output is not valid."""
+    thinking = item(GrammarSpec.json_schema(INTEGER), thinking=Thinking())
+    assert validate(thinking, f"Let me think.</think>{answer}", answer) is valid
+
+
+def test_the_pattern_of_an_item_is_for_all_that_it_wrote() -> None:
+    thinking = item(GrammarSpec.regex("[0-9]"), thinking=Thinking(), valid_regex="Hm.*")
+    assert validate(thinking, "Hm</think>3", "3") is True
+    assert validate(thinking, "Er</think>3", "3") is False
+
+
+def test_a_number_too_large_for_the_validator_gives_no_verdict() -> None:
+    assert validate(schema({"multipleOf": 0.1}), "1" + "0" * 400) is None
