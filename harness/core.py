@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from harness.errors import MatcherError
 from harness.grammar.spec import GrammarSpec
 
 if TYPE_CHECKING:
@@ -118,6 +117,8 @@ class Sequence:
     """Output positions below this have had their random draws."""
     jump_tokens: int = 0
     retokenized: int = 0
+    engine: str = ""
+    """The grammar engine that follows the output; empty = none does."""
     gaps: list[float] = field(default_factory=list)
     """By output token, the target's logit lead (greedy)."""
     state: Any = None
@@ -381,20 +382,6 @@ def first_rows(proposals: SequenceOf[Proposal]) -> list[int]:
         firsts.append(row)
         row += 1 + len(proposal.tokens)
     return firsts
-
-
-def check_ledger(sequence: Sequence) -> None:
-    """Σ advances - Σ rollbacks is what the matcher holds.
-
-    Raises:
-        MatcherError: it is not; the strategy lost count.
-    """
-    matcher = sequence.matcher
-    if matcher is not None and matcher.ledger.held != matcher.held:
-        raise MatcherError(
-            f"request {sequence.request.id}: the ledger says {matcher.ledger.held} tokens, "
-            f"the matcher holds {matcher.held}"
-        )
 
 
 def longest_common_prefix(left: SequenceOf[int], right: SequenceOf[int]) -> int:

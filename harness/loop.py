@@ -1,6 +1,6 @@
 """The decode loop; the one place where time passes.
 
-Life of a request: ① it waits until a slot is free; ② its grammar is compiled and a matcher
+Life of a request: ① it waits until its grammar is compiled and a slot is free; ② a matcher is
 made; ③ its prompt is fed and the first token sampled (a step without drafts); then, step by
 step, ④ the strategy may jump, ⑤ drafts are proposed, ⑥ the target's forward is launched and the
 mask rows are filled meanwhile, ⑦ the drafts are verified and the output grows up to its stop,
@@ -10,7 +10,6 @@ long enough or fails, and its slot is free again.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence as SequenceOf
 from dataclasses import dataclass
 from threading import get_ident
@@ -19,8 +18,10 @@ from typing import Protocol
 import torch
 
 from harness.accounting import Books, close_books, ledger, trace_step
+from harness.admission import Admission
 from harness.clock import Clock
 from harness.core import (
+    PAD,
     Finish,
     Ledger,
     Proposal,
@@ -31,9 +32,11 @@ from harness.core import (
 from harness.detail import DetailedVerifier
 from harness.errors import ConfigError, DeadEnd
 from harness.grammar.masks import MaskBuffer
+from harness.grammar.matcher import GrammarEngine
 from harness.grammar.pool import GrammarPool
 from harness.grammar.service import GrammarService
 from harness.grammar.tracked import TrackedMatcher
+from harness.invariants import Invariants
 from harness.models.drafters import ModelDrafter, settle
 from harness.models.graphs import StaticLM
 from harness.models.language_model import LanguageModel, RowInput
@@ -62,6 +65,8 @@ class EngineConfig:
         profile: write a timeline of the first steps beside the results.
         detail: record probabilities and legal tokens, for the trace viewer. Counts and outputs
             stay what they are; the times of such a run are not for quoting.
+        paranoid: after each step, replay every output into a fresh grammar matcher and compare
+            what both allow. Counts and outputs stay what they are, and none of it is timed.
     """
 
     slots: int = 8
@@ -74,6 +79,7 @@ class EngineConfig:
     grammar_threads: int = 1
     profile: bool = False
     detail: bool = False
+    paranoid: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in ("auto", "eager", "graphs"):
@@ -97,7 +103,7 @@ class Observer(Protocol):
     """Who writes down what the loop does."""
 
     def step(self, trace: StepTrace) -> None:
-        """One sequence did one step; told while the next step runs."""
+        """One sequence did one step; told while the next step runs, or before a request ends."""
 
     def finished(self, sequence: Sequence, times: Times) -> None:
         """One request is done, whatever its end."""
@@ -105,7 +111,13 @@ class Observer(Protocol):
 
 @dataclass(slots=True)
 class Times:
-    """When things happened to one request, ms."""
+    """When things happened to one request, ms.
+
+    Attributes:
+        compile_ms: what compiling its grammar took; 0 where that was done already.
+        ttft_ms, wall_ms: to the first and the last token, from when it could have had a slot. A
+            grammar that was not ready then delays its own request; others do not wait for it.
+    """
 
     compile_ms: float = 0.0
     ttft_ms: float = 0.0
@@ -142,6 +154,7 @@ class DecodeLoop:
     ) -> None:
         if strategy.uses_draft and drafter is None:
             raise ConfigError(f"pair.draft: strategy {strategy.name} drafts; name a draft model")
+        _check_rollback(strategy, grammars.engine)
         self.target, self.strategy, self.grammars = target, strategy, grammars
         self.drafter = drafter if strategy.uses_draft else None
         self.config, self.observer = config, observer
@@ -151,7 +164,7 @@ class DecodeLoop:
         self._draft_masks = MaskBuffer(config.slots, 1, vocab_size, device, places)
         self._stop_ids = strategy.setup.table.stop_ids
         self._free = list(range(config.slots - 1, -1, -1))
-        self._waiting: deque[Request] = deque()
+        self._queue = Admission(grammars, strategy.constrained, config.slots)
         self._times: dict[int, Times] = {}
         self._tick = 0
         self._unwritten: tuple[Step, list[Books], dict[str, float], int] | None = None
@@ -159,6 +172,7 @@ class DecodeLoop:
         self._detailed = DetailedVerifier(strategy.verifier, clock) if config.detail else None
         if self._detailed is not None:
             strategy.verifier = self._detailed
+        self._invariants = Invariants(strategy.follows, vocab_size, clock, config.paranoid)
         self.running: list[Sequence] = []
 
     def run(self, requests: Iterable[Request]) -> None:
@@ -171,8 +185,8 @@ class DecodeLoop:
             self._write_traces()
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Queue requests behind those that wait already."""
-        self._waiting.extend(requests)
+        """Queue requests behind those that wait already; see ``grammar.ahead``."""
+        self._queue.add(requests)
 
     @torch.inference_mode()
     def advance(self) -> bool:
@@ -186,18 +200,21 @@ class DecodeLoop:
             self._iterate(admitted, prefill=True)
         elif self.running:
             self._iterate(self.running, prefill=False)
+        elif len(self._queue):
+            self._await_grammar()
         else:
             self._write_traces()
-            return bool(self._waiting)
+            return False
         self._retire()
         return True
 
     def _admit(self) -> list[Sequence]:
         """Move requests into free slots; one that cannot be served ends here."""
         admitted = []
-        while self._waiting and self._free:
-            sequence = Sequence(self._waiting.popleft(), self._free.pop())
-            times = self._times[sequence.slot] = Times()
+        self._queue.look_ahead()
+        while self._free and (waiting := self._queue.next_ready()):
+            sequence = Sequence(waiting.request, self._free.pop())
+            times = self._times[sequence.slot] = Times(wall_ms=waiting.delay_ms)
             self.running.append(sequence)
             with isolate(sequence):
                 self._prepare(sequence, times)
@@ -206,6 +223,13 @@ class DecodeLoop:
             else:
                 self._retire()
         return admitted
+
+    def _await_grammar(self) -> None:
+        """Nothing runs and no grammar is ready: sleep until the first one is."""
+        self._write_traces()
+        with self.clock.span("wait") as span:
+            self._queue.wait()
+        self._queue.delay(span.us / 1e3, len(self._free))
 
     def _prepare(self, sequence: Sequence, times: Times) -> None:
         """Check the length and make the matcher.
@@ -217,6 +241,10 @@ class DecodeLoop:
         needed = len(request.prompt_ids) + request.max_new_tokens + self.strategy.reserve
         if not request.prompt_ids:
             raise ConfigError("prompt: it has no tokens; give at least one")
+        if (unknown := _unknown(request.prompt_ids, 0, self.target.vocab_size)) is not None:
+            raise ConfigError(
+                f"prompt: {unknown} is no token of this vocabulary; encode it with the pair's own"
+            )
         if needed > self.target.max_length:
             raise ConfigError(
                 f"prompt: {len(request.prompt_ids)} tokens, {request.max_new_tokens} new ones "
@@ -225,8 +253,7 @@ class DecodeLoop:
             )
         if request.grammar is not None and self.strategy.constrained:
             compiled, times.compile_ms = self.grammars.compile(request.grammar)
-            for each in self.running:  # they wait for it
-                self._times[each.slot].wall_ms += times.compile_ms
+            sequence.engine = compiled.engine
             matcher = self.strategy.matcher(compiled, request.trigger)
             sequence.matcher = TrackedMatcher(matcher, self.clock)
 
@@ -234,7 +261,10 @@ class DecodeLoop:
         """One step of one batch."""
         self.clock.resume("step")
         with self.clock.span("step"):
+            if prefill:
+                self._invariants.begin(sequences)
             step, before, hidden_us = self._step(sequences, prefill)
+            self._invariants.check(step.sequences)
             closed = [close_books(step, index, was) for index, was in enumerate(before)]
         self._close(step, closed, hidden_us)
         if step.ran_ahead:  # the device works, so the time until the next step counts
@@ -284,11 +314,20 @@ class DecodeLoop:
                 self.strategy.propose(step)
             elif self.drafter is not None:
                 self.drafter.prefill(step.sequences)
+        for index, (sequence, proposal) in enumerate(
+            zip(step.sequences, step.proposals, strict=True)
+        ):
+            unknown = _unknown(proposal.tokens, PAD, self.target.vocab_size)
+            if unknown is not None:  # it would end the forward of the whole batch
+                sequence.fail(f"draft {unknown} is no token of this vocabulary")
+                step.proposals[index] = Proposal()
 
     def _run_ahead(self) -> bool:
         """Launch what the next step begins with, so that the device works while this one is
         booked: not where a request ends and perhaps another begins, or outputs may change."""
         if self.strategy.rewrites or any(each.finish is not None for each in self.running):
+            return False
+        if self._free and len(self._queue):  # whose grammar may be ready then
             return False
         if self.drafter is not None:
             with self.clock.span("draft"):
@@ -356,7 +395,7 @@ class DecodeLoop:
     def _close(self, step: Step, closed: list[Books], hidden_us: float) -> None:
         """Take the times of a step; its traces are written later."""
         times = self.clock.take()
-        for phase in ("capture", "audit"):  # no part of the step
+        for phase in ("capture", "audit", "wait"):  # no part of the step
             times.pop(phase, None)
         share = 1 / len(step.sequences)
         grammar_us = times.get("grammar", 0.0)
@@ -370,6 +409,7 @@ class DecodeLoop:
         step_ms = sum(times.values()) / 1e3
         for other in self.running:
             self._times[other.slot].wall_ms += step_ms
+        self._queue.delay(step_ms, len(self._free))
         for sequence in step.sequences:
             sequence.steps += 1
             if step.prefill:
@@ -378,7 +418,8 @@ class DecodeLoop:
         self._tick += 1
 
     def _write_traces(self) -> None:
-        """Hand the last step's traces to the observer: while the device is busy, if it can be."""
+        """Hand the last step's traces to the observer: while the device is busy, or where a
+        request has ended between two steps, which is nobody's time."""
         if self._unwritten is None:
             return
         step, closed, spent, tick = self._unwritten
@@ -390,11 +431,37 @@ class DecodeLoop:
             self.observer.step(trace)
 
     def _retire(self) -> None:
-        """Free the slots of finished sequences."""
-        for sequence in [each for each in self.running if each.finish is not None]:
+        """Free the slots of finished sequences; their last traces come before their end."""
+        finished = [each for each in self.running if each.finish is not None]
+        if finished:
+            self._write_traces()
+        for sequence in finished:
             self.running.remove(sequence)
             self._free.append(sequence.slot)
             self.observer.finished(sequence, self._times.pop(sequence.slot))
+
+
+def _check_rollback(strategy: Strategy, engine: GrammarEngine) -> None:
+    """A strategy takes back its drafts and one more token, or all that it wrote (S1).
+
+    Raises:
+        ConfigError: the engine's matchers cannot take back as many.
+    """
+    limit = engine.max_rollback
+    if limit is None or not strategy.constrained:
+        return
+    needed = 1 + strategy.setup.draft_tokens
+    if strategy.rewrites or needed > limit:
+        what = "whole outputs" if strategy.rewrites else f"{needed} tokens"
+        raise ConfigError(
+            f"grammar.engine: {engine.name} can take back {limit} tokens, strategy {strategy.name} "
+            f"needs {what}; use xgrammar or llguidance"
+        )
+
+
+def _unknown(tokens: SequenceOf[int], least: int, vocab_size: int) -> int | None:
+    """The first token that is neither in the vocabulary nor padding that ``least`` allows."""
+    return next((token for token in tokens if not least <= token < vocab_size), None)
 
 
 def _row_inputs(sequences: SequenceOf[Sequence], proposals: SequenceOf[Proposal]) -> list[RowInput]:

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from harness.core import Finish, Sequence
-from harness.grammar.service import GrammarService
+from harness.errors import ConfigError
+from harness.grammar.service import GrammarConfig
 from harness.grammar.spec import GrammarSpec
+from harness.grammar.xgrammar import XGrammarEngine
 from harness.loop import DecodeLoop
 from harness.models.sampling import Sampling
 from harness.step import Step
 from strategies.sglang import Sglang
-from tests.toys import Toy, random_law, request, toy_table
+from tests.toys import TableLM, Toy, Watch, random_law, request, toy_table
 
 LETTERS = toy_table("pabcx")
 """No token for d: ``abcd`` ends dead."""
@@ -67,28 +69,152 @@ def test_no_position_draws_twice_when_a_jump_merges_tokens(
     assert all(sorted(set(positions)) == positions for positions in seen.values())
 
 
-def test_compiling_counts_into_the_time_to_the_first_token(
+def slow_compiler(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
+    """Compiling a choice of one word takes that long."""
+    original = XGrammarEngine.compile
+
+    def slow(self: XGrammarEngine, spec: GrammarSpec) -> Any:
+        time.sleep(seconds.get(spec.value[0], 0.0))
+        return original(self, spec)
+
+    monkeypatch.setattr(XGrammarEngine, "compile", slow)
+
+
+def words(*words: str) -> list[Any]:
+    """A request per word, of that name, that may say nothing else."""
+    return [request(LETTERS, GrammarSpec.choice([word]), word) for word in words]
+
+
+def work(watch: Watch) -> list[tuple[object, ...]]:
+    """What was done for each request, step by step, whoever shared its batch."""
+    return sorted(
+        (each.request, each.step, each.draft_ids, each.fates, each.mask_rows, each.advanced)
+        for each in watch.steps
+    )
+
+
+AS_NEEDED = GrammarConfig(ahead=False, threads=2, timeout_s=5.0)
+
+
+def test_a_request_waits_for_its_grammar_and_nobody_waits_with_it_v1_6b_s3b_d5(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    original = GrammarService.compile
-    spans: dict[str, float] = {}
+    slow_compiler(monkeypatch, abc=0.3)
+    toy = Toy(LETTERS, says("abcabcabc"), says("abc"), slots=1, grammar=AS_NEEDED)
+    watch = toy.run("vllm", words("abc", "abcabc", "abcabcabc", "ab"))
+    assert list(watch.done) == ["abcabc", "abcabcabc", "ab", "abc"]
+    assert not watch.errors
+    assert watch.times["abc"].compile_ms > 300.0
+    assert 150.0 < watch.times["abc"].ttft_ms <= watch.times["abc"].wall_ms
+    assert all(watch.times[word].wall_ms < 150.0 for word in ("abcabc", "abcabcabc", "ab"))
 
-    def slow(self: GrammarService, spec: GrammarSpec) -> Any:
-        compiled, _ = original(self, spec)
-        return compiled, 1_000.0
 
-    monkeypatch.setattr(GrammarService, "compile", slow)
-    toy = Toy(LETTERS, says("abc"), says("abc"))
-    watch, loop = toy.loop(toy.strategy("plain"))
-    finished = watch.finished
+def test_requests_without_a_grammar_wait_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_compiler(monkeypatch, abc=0.2)
+    toy = Toy(LETTERS, says("abc"), says("abc"), slots=1, grammar=AS_NEEDED)
+    watch = toy.run("vllm", [*words("abc"), request(LETTERS, None, "free")])
+    assert list(watch.done) == ["free", "abc"]
+    watch = toy.run("unguided", words("abc"))
+    assert watch.times["abc"].wall_ms < 150.0
 
-    def note(sequence: Sequence, times: Any) -> None:
-        spans.update(ttft=times.ttft_ms, wall=times.wall_ms)
-        finished(sequence, times)
 
-    monkeypatch.setattr(watch, "finished", note)
-    loop.run([request(LETTERS, GrammarSpec.choice(["abc"]))])
-    assert 1_000.0 < spans["ttft"] <= spans["wall"]
+def test_time_in_the_queue_behind_full_slots_is_no_time_to_the_first_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second grammar is compiled while the first request is decoded: it costs nobody."""
+    slow_compiler(monkeypatch, ab=0.1)
+    toy = Toy(LETTERS, says("abc"), says("abc"), slots=1, grammar=AS_NEEDED)
+    target_forward = TableLM.forward
+
+    def slow_forward(self: TableLM, inputs: Any) -> Any:
+        time.sleep(0.1)
+        return target_forward(self, inputs)
+
+    monkeypatch.setattr(TableLM, "forward", slow_forward)
+    watch = toy.run("plain", words("abc", "ab"))
+    assert watch.times["ab"].compile_ms > 100.0
+    assert 100.0 < watch.times["ab"].ttft_ms < 300.0  # its own forward, not those of "abc"
+
+
+def test_the_loop_sleeps_while_all_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_compiler(monkeypatch, abc=0.2)
+    toy = Toy(LETTERS, says("abc"), says("abc"), grammar=AS_NEEDED)
+    _, loop = toy.loop(toy.strategy("plain"))
+    loop.submit(words("abc"))
+    advances = 0
+    while loop.advance():
+        advances += 1
+    assert advances <= 2 + len("abc$")
+
+
+def test_a_grammar_that_is_never_compiled_fails_its_request_alone_s3f_d4(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow_compiler(monkeypatch, abc=0.5)
+    limits = GrammarConfig(ahead=False, threads=1, timeout_s=0.1)
+    toy = Toy(LETTERS, says("abcabc"), says("abc"), slots=2, grammar=limits)
+    watch = toy.run("trtllm", words("abc", "abcabc", "ab"))
+    assert set(watch.done) == {"abc", "abcabc", "ab"}
+    assert list(watch.errors) == ["abc"]
+    assert "grammar.timeout_s" in watch.errors["abc"]
+
+
+def test_more_requests_than_are_looked_ahead_at_are_all_served() -> None:
+    toy = Toy(LETTERS, says("abc"), says("abc"), slots=1, grammar=AS_NEEDED)
+    many = [request(LETTERS, GrammarSpec.regex(f"[abc]{{1,{n}}}"), f"{n}") for n in range(1, 30)]
+    assert len(toy.run("vllm", many).done) == 29
+
+
+def test_grammars_compiled_ahead_leave_batches_and_times_to_no_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow_compiler(monkeypatch, abc=0.1, ab=0.05)
+    toy = Toy(LETTERS, says("abcabc"), says("abc"), slots=2)
+    watch = toy.run("vllm", words("abc", "abcabc", "ab"))
+    first = [trace for trace in watch.steps if trace.tick == 0]
+    assert [(trace.request, trace.batch) for trace in first] == [("abc", 2), ("abcabc", 2)]
+    assert watch.times["abc"].compile_ms > 100.0
+    assert all(times.wall_ms < 50.0 for times in watch.times.values())
+
+
+@pytest.mark.parametrize("strategy", ["plain", "vllm", "trtllm", "llamacpp", "sglang", "deepinfer"])
+def test_outputs_and_counts_do_not_depend_on_when_grammars_are_ready(
+    monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    slow_compiler(monkeypatch, abc=0.02, ab=0.01, abcabc=0.03)
+    laws = random_law(LETTERS, 1), random_law(LETTERS, 2)
+    requests = [*words("abc", "a", "abcabc"), request(LETTERS, GrammarSpec.choice(["ab", "b"]))]
+    ahead, as_needed = (
+        Toy(LETTERS, *laws, slots=2, sampling=Sampling(temperature=1.0), grammar=grammar).run(
+            strategy, requests
+        )
+        for grammar in (GrammarConfig(), AS_NEEDED)
+    )
+    assert ahead.outputs == as_needed.outputs
+    assert work(ahead) == work(as_needed)
+
+
+def test_a_request_tells_which_engine_followed_it_v1_6e() -> None:
+    table = toy_table("p0123456789")
+    toy = Toy(table, random_law(table, 1), random_law(table, 2), engine="auto")
+    odd, even = ({"enum": [1, 2]}, {"type": "number", "multipleOf": 2})
+    grammars = [GrammarSpec.json_schema(odd), GrammarSpec.json_schema(even), None]
+    watch = toy.run("vllm", [request(toy.table, g, f"{i}") for i, g in enumerate(grammars)])
+    assert [watch.done[f"{i}"].engine for i in range(3)] == ["xgrammar", "llguidance", ""]
+
+
+def test_an_engine_that_cannot_take_back_enough_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(XGrammarEngine, "max_rollback", 4)
+    fits, more = (Toy(LETTERS, says("abc"), says("abc"), draft_tokens=k) for k in (3, 4))
+    fits.loop(fits.strategy("vllm"))
+    fits.loop(fits.strategy("sglang", jump_forward=False))
+    more.loop(more.strategy("unguided"))
+    with pytest.raises(ConfigError, match=r"^grammar\.engine: xgrammar .* 4 .* vllm .*5 tokens"):
+        more.loop(more.strategy("vllm"))
+    with pytest.raises(ConfigError, match="strategy sglang needs whole outputs"):
+        fits.loop(fits.strategy("sglang"))
 
 
 def test_looking_up_why_drafts_died_is_nobodys_time(monkeypatch: pytest.MonkeyPatch) -> None:

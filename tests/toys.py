@@ -13,7 +13,7 @@ import strategies
 from harness.clock import Clock
 from harness.core import Finish, Request, RequestTrace, Sequence, StepTrace
 from harness.grammar.matcher import GrammarEngine, TokenTable
-from harness.grammar.service import GrammarService, grammar_engine
+from harness.grammar.service import GrammarConfig, GrammarService, grammar_engine
 from harness.grammar.spec import GrammarSpec
 from harness.loop import DecodeLoop, EngineConfig, Times
 from harness.models.drafters import ModelDrafter
@@ -114,12 +114,14 @@ class Watch:
 
     steps: list[StepTrace] = field(default_factory=list)
     done: dict[str, Sequence] = field(default_factory=dict)
+    times: dict[str, Times] = field(default_factory=dict)
 
     def step(self, trace: StepTrace) -> None:
         self.steps.append(trace)
 
     def finished(self, sequence: Sequence, times: Times) -> None:
         self.done[sequence.request.id] = sequence
+        self.times[sequence.request.id] = times
 
     @property
     def outputs(self) -> dict[str, list[int]]:
@@ -162,7 +164,9 @@ class Toy:
     sampling: Sampling = field(default_factory=Sampling)
     drafter: type[ModelDrafter] = ModelDrafter
     grammar_threads: int = 1
+    grammar: GrammarConfig = field(default_factory=GrammarConfig)
     detail: bool = False
+    paranoid: bool = False
 
     @property
     def setup(self) -> Setup:
@@ -190,12 +194,13 @@ class Toy:
             TableLM(self.target, vocab, self.slots),
             self.drafter(TableLM(self.draft, vocab, self.slots), self.draft_tokens),
             strategy,
-            GrammarService(self.grammar_engine()),
+            GrammarService(self.grammar_engine(), self.grammar),
             EngineConfig(
                 slots=self.slots,
                 draft_tokens=self.draft_tokens,
                 grammar_threads=self.grammar_threads,
                 detail=self.detail,
+                paranoid=self.paranoid,
             ),
             watch,
             Clock(),

@@ -168,8 +168,9 @@ class EngineMatcher(Matcher):
 class CompiledMatcher(CompiledGrammar):
     """A compiled grammar, kept as a matcher at its start that is forked for each use."""
 
-    def __init__(self, start: EngineMatcher) -> None:
+    def __init__(self, start: EngineMatcher, engine: str, memory_bytes: int = 0) -> None:
         self._start = start
+        self.engine, self.memory_bytes = engine, memory_bytes
 
     def matcher(self) -> Matcher:
         return self._start.fork()

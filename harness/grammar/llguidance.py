@@ -47,7 +47,7 @@ class LLGuidanceEngine(GrammarEngine):
         if inner.is_error():
             reason = one_line(_SOURCE_LISTING.split(inner.get_error())[0])
             raise GrammarError(f"grammar.{spec.kind}: llguidance refuses it: {reason}")
-        return CompiledMatcher(LLGuidanceMatcher(self._vocabulary, inner))
+        return CompiledMatcher(LLGuidanceMatcher(self._vocabulary, inner), self.name)
 
     def _lark(self, spec: GrammarSpec) -> str:
         if spec.kind == "json_schema":

@@ -1,26 +1,77 @@
-"""From a grammar spec to a compiled grammar: validated first, compiled once."""
+"""From a grammar spec to a compiled grammar: validated first, compiled once, off the loop."""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, wait
+from dataclasses import dataclass
+from time import monotonic
 
-from jsonschema.exceptions import SchemaError
-from jsonschema.validators import Draft202012Validator, validator_for
-
-from harness.clock import Clock
 from harness.errors import ConfigError, GrammarError
-from harness.grammar.adapter import one_line
+from harness.grammar.auto import AutoEngine
+from harness.grammar.cache import Entry, GrammarCache
+from harness.grammar.canonical import canonical
+from harness.grammar.compilation import Compilation, CompilePool
 from harness.grammar.llguidance import LLGuidanceEngine
-from harness.grammar.matcher import CompiledGrammar, GrammarEngine, TokenTable, Whitespace
+from harness.grammar.matcher import (
+    WHITESPACES,
+    CompiledGrammar,
+    GrammarEngine,
+    TokenTable,
+    Whitespace,
+)
+from harness.grammar.outlines import OutlinesEngine
 from harness.grammar.spec import GrammarSpec
 from harness.grammar.xgrammar import XGrammarEngine
 
 ENGINES: dict[str, type[GrammarEngine]] = {
-    engine.name: engine for engine in (XGrammarEngine, LLGuidanceEngine)
+    engine.name: engine for engine in (XGrammarEngine, LLGuidanceEngine, OutlinesEngine, AutoEngine)
 }
 
-MAX_DEPTH = 64
-"""Nesting of arrays and objects in a JSON schema (V1.6f)."""
+
+@dataclass
+class GrammarConfig:
+    """Who compiles grammars, and how (config group ``grammar``).
+
+    Attributes:
+        engine: xgrammar, llguidance, outlines, or auto: the first of xgrammar and llguidance
+            that takes the grammar.
+        whitespace: between JSON tokens: ``compact``, ``minimal`` or ``free``, see ``Whitespace``.
+        ahead: compile the grammars of all requests before the first one is decoded. Which
+            requests share a batch then depends on no clock, and no strategy of a comparison pays
+            for what the next one finds in the cache. If false, as in a serving engine: requests
+            wait for their grammars while others are decoded.
+        threads: that compile at once; 0 = half of the cores (V1.6a).
+        timeout_s: how long one compilation may take (D4); its request fails, and no other.
+        retry_s: how long a failure is remembered, so that it is not compiled again (S3e, S3f);
+            0 = not at all (V1.6b).
+        cache_mb: bound of the compiled grammars, by the engines' own figures (V1.6c). Only
+            xgrammar has one.
+        cache_grammars: bound of their number.
+    """
+
+    engine: str = "xgrammar"
+    whitespace: str = "compact"
+    ahead: bool = True
+    threads: int = 0
+    timeout_s: float = 20.0
+    retry_s: float = 600.0
+    cache_mb: int = 512
+    cache_grammars: int = 4096
+
+    def __post_init__(self) -> None:
+        if self.whitespace not in WHITESPACES:
+            raise ConfigError(
+                f"grammar.whitespace: {self.whitespace!r} is none of {', '.join(WHITESPACES)}"
+            )
+        if self.timeout_s <= 0:
+            raise ConfigError(f"grammar.timeout_s: {self.timeout_s} is not above 0; raise it")
+        for name, least in {"threads": 0, "retry_s": 0, "cache_mb": 0, "cache_grammars": 1}.items():
+            if getattr(self, name) < least:
+                raise ConfigError(
+                    f"grammar.{name}: {getattr(self, name)} is below {least}; raise it"
+                )
 
 
 def grammar_engine(
@@ -29,64 +80,158 @@ def grammar_engine(
     """The engine called ``name``, for one vocabulary.
 
     Raises:
-        ConfigError: there is no such engine.
+        ConfigError: there is no such engine, or its package is not installed.
     """
     if name not in ENGINES:
         raise ConfigError(f"grammar.engine: {name!r} is unknown; use one of {', '.join(ENGINES)}")
     return ENGINES[name](table, whitespace)
 
 
-class GrammarService:
-    """Compiles each spec once. A failure is not kept: it is one request's, each time (V1.6b)."""
+@dataclass(slots=True)
+class CompileCounts:
+    """What a service has done so far.
 
-    def __init__(self, engine: GrammarEngine) -> None:
+    Attributes:
+        compiled: compilations that an engine finished.
+        failed: those that ended in an error, time-outs included.
+        timed_out: those that were given up on.
+        hits: times that a grammar was there already.
+        failed_hits: times that a failure was.
+    """
+
+    compiled: int = 0
+    failed: int = 0
+    timed_out: int = 0
+    hits: int = 0
+    failed_hits: int = 0
+
+
+class GrammarService:
+    """Compiles each grammar once, on threads of its own.
+
+    ``start`` begins, ``ready`` asks, ``wait`` and ``finish`` wait, and ``compile`` takes what came
+    of it. Specs of one canonical key share all of that, also while it is under way (S3a, S3b).
+    One thread uses a service.
+
+    Args:
+        engine: compiles.
+        config: its limits; those that belong to the engine are not read.
+        now: the time, s, that expiry and time-outs go by.
+
+    Attributes:
+        counts: statistics.
+        cache: what is kept.
+    """
+
+    def __init__(
+        self,
+        engine: GrammarEngine,
+        config: GrammarConfig | None = None,
+        now: Callable[[], float] = monotonic,
+    ) -> None:
         self.engine = engine
-        self._compiled: dict[GrammarSpec, CompiledGrammar] = {}
+        self.config = config or GrammarConfig()
+        self.counts = CompileCounts()
+        self.cache = GrammarCache(self.config.cache_mb * 2**20, self.config.cache_grammars)
+        self._now = now
+        self._pool = CompilePool(self.config.threads or max(1, ((os.cpu_count() or 1) + 1) // 2))
+        self._under_way: dict[GrammarSpec, Compilation] = {}
+
+    def start(self, spec: GrammarSpec) -> None:
+        """Have ``spec`` compiled, unless it is, or is about to be. Returns at once."""
+        key = canonical(spec)
+        if key in self._under_way or self.cache.find(key, self._now()):
+            return
+        compilation = Compilation(key, self.engine, self._now)
+        self._under_way[key] = compilation
+        self._pool.submit(compilation)
+
+    def ready(self, spec: GrammarSpec) -> bool:
+        """Whether ``compile`` would return, or raise, at once."""
+        self.start(spec)
+        compilation = self._under_way.get(canonical(spec))
+        if compilation is None:
+            return True
+        self._give_up_late(compilation)
+        return compilation.done.done()
+
+    def wait(self, specs: Iterable[GrammarSpec]) -> None:
+        """Return as soon as one of ``specs`` is ready."""
+        specs = list(specs)
+        while not any(self.ready(spec) for spec in specs):
+            wait(
+                [self._under_way[canonical(spec)].done for spec in specs],
+                timeout=self._until_the_next_time_out(),
+                return_when=FIRST_COMPLETED,
+            )
+            for compilation in self._under_way.values():  # one may block the queue
+                self._give_up_late(compilation)
+
+    def finish(self, specs: Iterable[GrammarSpec]) -> None:
+        """Return when all of ``specs`` have been compiled, or have failed."""
+        specs = list(dict.fromkeys(specs))
+        for spec in specs:
+            self.start(spec)
+        for spec in specs:
+            self._entry(spec)
 
     def compile(self, spec: GrammarSpec) -> tuple[CompiledGrammar, float]:
-        """The compiled grammar, and the time that it took, ms; 0.0 from the cache.
+        """The compiled grammar, waited for if need be, and the time that it took, ms.
+
+        Whoever asks first is told the time; later it is 0.0.
 
         Raises:
-            GrammarError: the spec is invalid, or the engine refuses it.
+            GrammarError: the spec is invalid, the engine refuses it, or it took too long.
         """
-        if spec in self._compiled:
-            return self._compiled[spec], 0.0
-        with Clock().span("compile") as span:
-            validate(spec)
-            compiled = self.engine.compile(spec)
-        self._compiled[spec] = compiled
-        return compiled, span.us / 1e3
+        entry = self._entry(spec)
+        if isinstance(entry.outcome, GrammarError):
+            raise GrammarError(str(entry.outcome))
+        compile_ms, entry.compile_ms = entry.compile_ms, 0.0
+        return entry.outcome, compile_ms
 
+    def _entry(self, spec: GrammarSpec) -> Entry:
+        """What came of ``spec``, from now on in the cache."""
+        key = canonical(spec)
+        while True:
+            self.wait([spec])
+            if compilation := self._under_way.pop(key, None):
+                return self._keep(key, compilation.done.result())
+            if entry := self.cache.find(key, self._now()):  # else it has just expired
+                failed = isinstance(entry.outcome, GrammarError)
+                self.counts.failed_hits += failed
+                self.counts.hits += not failed
+                return entry
 
-def validate(spec: GrammarSpec) -> None:
-    """Refuse what no engine should be given (V1.6f).
+    def _keep(self, key: GrammarSpec, entry: Entry) -> Entry:
+        if not isinstance(entry.outcome, GrammarError):
+            self.counts.compiled += 1
+            self.cache.keep(key, entry)
+            return entry
+        self.counts.failed += 1
+        if self.config.retry_s:
+            entry.expires = self._now() + self.config.retry_s
+            self.cache.keep(key, entry)
+        return entry
 
-    Raises:
-        GrammarError: the text is no Unicode; or the schema is nested too deep or invalid.
-    """
-    try:
-        spec.text.encode()
-    except UnicodeEncodeError:
-        raise GrammarError(f"grammar.{spec.kind}: it holds a lone surrogate; remove it") from None
-    if spec.kind != "json_schema":
-        return
-    schema = spec.value
-    if _deeper_than(MAX_DEPTH, schema):
-        raise GrammarError(
-            f"grammar.json_schema: nested deeper than {MAX_DEPTH} levels; flatten it with $ref"
+    def _give_up_late(self, compilation: Compilation) -> None:
+        """Fail a compilation that takes too long. Its time counts from when a thread took it: one
+        that is queued behind a slow one is not to blame (D4 counts from the submission)."""
+        limit = self.config.timeout_s
+        if compilation.started is None or self._now() - compilation.started < limit:
+            return
+        error = GrammarError(
+            f"grammar.{compilation.spec.kind}: not compiled within {limit:g} s; simplify it or "
+            "raise grammar.timeout_s"
         )
-    if isinstance(schema, dict) and not isinstance(schema.get("$schema", ""), str):
-        raise GrammarError("grammar.json_schema: $schema is no string; name a dialect or omit it")
-    try:
-        validator_for(schema, default=Draft202012Validator).check_schema(schema)
-    except SchemaError as error:
-        raise GrammarError(
-            f"grammar.json_schema: invalid at {error.json_path}: {one_line(error.message)}; fix it"
-        ) from None
+        if compilation.settle(Entry(error, limit * 1e3)):
+            self.counts.timed_out += 1
+            self._pool.add()
 
-
-def _deeper_than(levels: int, value: Any) -> bool:
-    if not isinstance(value, (dict, list)):
-        return False
-    children = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_deeper_than(levels - 1, child) for child in children)
+    def _until_the_next_time_out(self) -> float:
+        now = self._now()
+        started = [
+            each.started
+            for each in self._under_way.values()
+            if each.started is not None and not each.done.done()
+        ]
+        return max(0.0, min(started, default=now) + self.config.timeout_s - now)

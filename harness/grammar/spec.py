@@ -12,6 +12,9 @@ from harness.errors import GrammarError
 Kind = Literal["json_schema", "regex", "choice", "ebnf"]
 KINDS: tuple[Kind, ...] = ("json_schema", "regex", "choice", "ebnf")
 
+MAX_DEPTH = 64
+"""Nesting of arrays and objects in a JSON schema (V1.6f)."""
+
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
@@ -23,8 +26,8 @@ class GrammarSpec:
     and ``ebnf`` (the EBNF dialect of xgrammar and llama.cpp; the start rule is ``root``).
 
     Raises:
-        GrammarError: the grammar is blank, is not what its kind asks for, or holds a NUL,
-            which crashes engines' regex converters (S3g).
+        GrammarError: the grammar is blank, is not what its kind asks for, is nested too deep, or
+            holds a NUL, which crashes engines' regex converters (S3g).
     """
 
     kind: Kind
@@ -56,6 +59,10 @@ class GrammarSpec:
                 raise GrammarError(f"grammar.json_schema: not JSON ({error}); fix it") from None
         if not isinstance(schema, (Mapping, bool)):
             raise GrammarError("grammar.json_schema: a schema is a JSON object or a boolean")
+        if _deeper_than(MAX_DEPTH, schema):  # before anything that recurses without a bound
+            raise GrammarError(
+                f"grammar.json_schema: nested deeper than {MAX_DEPTH} levels; flatten it with $ref"
+            )
         return cls("json_schema", json.dumps(schema, ensure_ascii=False, separators=(",", ":")))
 
     @classmethod
@@ -71,6 +78,13 @@ class GrammarSpec:
     @classmethod
     def ebnf(cls, source: str) -> GrammarSpec:
         return cls("ebnf", source)
+
+
+def _deeper_than(levels: int, value: Any) -> bool:
+    if not isinstance(value, (Mapping, list)):
+        return False
+    children = value.values() if isinstance(value, Mapping) else value
+    return levels == 0 or any(_deeper_than(levels - 1, child) for child in children)
 
 
 def _nul(value: Any) -> bool:

@@ -12,6 +12,7 @@ import xgrammar
 from harness.errors import GrammarError
 from harness.grammar.adapter import CompiledMatcher, EngineMatcher, Vocabulary, one_line
 from harness.grammar.matcher import CompiledGrammar, GrammarEngine, TokenTable, Whitespace
+from harness.grammar.schemas import subschemas
 from harness.grammar.spec import GrammarSpec
 
 # fmt: off
@@ -24,8 +25,6 @@ FORMATS = frozenset({
 """String formats that xgrammar turns into a grammar; it takes any other for a free string."""
 
 _LENGTHS = ("minLength", "maxLength")
-_SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_DATA = ("enum", "const", "default", "examples")
 _SOURCE_POSITION = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 
 
@@ -54,7 +53,8 @@ class XGrammarEngine(GrammarEngine):
         except (RuntimeError, ValueError) as error:
             reason = _SOURCE_POSITION.sub("", one_line(str(error)))
             raise GrammarError(f"grammar.{spec.kind}: xgrammar refuses it: {reason}") from None
-        return CompiledMatcher(XGrammarMatcher(self._vocabulary, xgrammar.GrammarMatcher(compiled)))
+        start = XGrammarMatcher(self._vocabulary, xgrammar.GrammarMatcher(compiled))
+        return CompiledMatcher(start, self.name, compiled.memory_size_bytes)
 
     def _compile(self, spec: GrammarSpec) -> Any:
         if spec.kind == "json_schema":
@@ -107,22 +107,7 @@ def _alternatives(choices: list[str]) -> str:
 
 def unsupported(schema: Mapping[str, Any] | bool) -> str | None:
     """What xgrammar would drop without an error, so that outputs break the schema (V1.6g)."""
-    return next((problem for part in _subschemas(schema) for problem in _problems(part)), None)
-
-
-def _subschemas(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """A schema and all schemas inside it; names of properties and data are not keywords."""
-    if isinstance(schema, list):
-        for item in schema:
-            yield from _subschemas(item)
-    elif isinstance(schema, Mapping):
-        yield schema
-        for keyword, value in schema.items():
-            if keyword in _SCHEMA_MAPS and isinstance(value, Mapping):
-                for item in value.values():
-                    yield from _subschemas(item)
-            elif keyword not in _DATA:
-                yield from _subschemas(value)
+    return next((problem for part in subschemas(schema) for problem in _problems(part)), None)
 
 
 def _problems(schema: Mapping[str, Any]) -> Iterator[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from harness.grammar.matcher import GrammarEngine
-from harness.grammar.service import ENGINES, grammar_engine
+from harness.grammar.service import grammar_engine
 from tests.grammar.languages import TABLE
+from tests.toys import ENGINES
 
 ENGINE_OF = {name: grammar_engine(name, TABLE) for name in ENGINES}
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from harness.errors import ConfigError
 from harness.grammar.matcher import TokenTable
-from harness.grammar.service import ENGINES, grammar_engine
+from harness.grammar.service import grammar_engine
 from harness.grammar.vocabulary import check_token_bytes, token_table
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+ENGINES = [
+    *("xgrammar", "llguidance", "auto"),
+    pytest.param(
+        "outlines",
+        marks=pytest.mark.skipif(
+            find_spec("outlines_core") is None, reason="outlines-core is not installed"
+        ),
+    ),
+]
 
 
 def wrap(backend: Tokenizer, **special: str) -> PreTrainedTokenizerFast:
