@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
+import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -19,7 +23,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from harness.config import Config, schema, typed
-from harness.errors import EXIT_BAD_INPUT, HarnessError
+from harness.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, ConfigError, HarnessError
+from harness.results.journal import Journal
 from harness.results.manifest import manifest
 from harness.results.metrics import check_identities, compare_with_plain, summarise
 from harness.results.record import Recorder, RunFolder
@@ -27,6 +32,9 @@ from harness.results.table import comparison_tables, print_tables
 from harness.results.trackers import EXIT_UNTRACKED, find_tracker, track
 from harness.run import Run, all_failed
 from harness.timeline import TIMELINE, write_timeline
+
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+"""What a disk says that is full, broken, or was mounted anew to be read only."""
 
 
 def main() -> None:
@@ -40,7 +48,7 @@ def main() -> None:
     def job(config: DictConfig) -> None:
         with _one_line_errors():  # here too: what leaves this function, Hydra talks about
             command = [sys.executable, *sys.orig_argv[1:]]
-            tracked.append(execute(typed(config), OmegaConf.to_yaml(config), command))
+            tracked.append(execute(*begin(config), command))
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the message is ours to print
     ConfigStore.instance().store(name="schema", node=schema())
@@ -57,6 +65,9 @@ def _one_line_errors() -> Iterator[None]:
     except (HarnessError, HydraException, OmegaConfBaseException) as error:
         print(f"error: {_explain(error)}", file=sys.stderr)
         sys.exit(EXIT_BAD_INPUT)
+    except KeyboardInterrupt as stop:
+        print(f"interrupted: {str(stop) or 'nothing had begun'}", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)
 
 
 def _explain(error: Exception) -> str:
@@ -69,47 +80,60 @@ def _explain(error: Exception) -> str:
     return re.sub(r"\s+", " ", message).strip()
 
 
-def execute(config: Config, yaml: str, command: list[str]) -> bool:
-    """Run what ``config`` says.
+def begin(composed: DictConfig) -> tuple[Config, RunFolder]:
+    """The settings and the folder of a new run, or of the one to resume.
+
+    Raises:
+        HarnessError: the folder cannot be written, or the run cannot be resumed like this.
+    """
+    if composed.resume is None:
+        config = typed(composed)
+        folder = RunFolder.dated(Path(config.runs), config.name)
+        folder.write_config(OmegaConf.to_yaml(composed))
+        return config, folder
+    others = [each for each in HydraConfig.get().overrides.task if not each.startswith("resume=")]
+    if others:
+        raise ConfigError(f"resume: a run keeps its settings; leave out {' '.join(others)}")
+    folder = RunFolder.unfinished(Path(composed.resume))
+    return typed(folder.config()), folder
+
+
+def execute(config: Config, folder: RunFolder, command: list[str]) -> bool:
+    """Run what ``config`` says, or the rest of it.
 
     Args:
         config: what to run.
-        yaml: the composed config, for the run folder.
+        folder: where; its journal says what has been done already.
         command: what the user typed.
 
     Returns:
         Whether the tracker took the run; true without one.
 
     Raises:
-        HarnessError: the config cannot be served, or not one request could be.
+        HarnessError: the config cannot be served, or the disk is full.
+        KeyboardInterrupt: it was interrupted; the message says what is kept.
     """
-    folder = RunFolder.dated(Path(config.runs), config.name)
-    folder.write_config(yaml)
-    recorder = Recorder()
-    with _progress() as bar:
-        try:
-            tracker = find_tracker(config.tracker, Path(config.runs))
-            run = Run(config, recorder, bar.tick)
-        except HarnessError:
-            shutil.rmtree(folder.path)  # nothing ran
-            raise
-        bar.expect([each.name for each in run.strategies], len(run.items))
-        run.warm_up()
-        run.go()
-    steps, requests = recorder.frames()
-    requests = compare_with_plain(requests)
-    summary = summarise(steps, requests)
-    check_identities(summary, steps)
-    for strategy in run.strategies:
-        if own := strategy.statistics():
-            summary[strategy.name]["own"] = own
-    folder.write_manifest({**manifest(command), "setup": run.setup(), "engine": run.facts()})
-    folder.write_frames(steps, requests)
-    folder.write_tokens(run.token_texts(steps))
-    folder.write_summary(summary)
-    from harness.results.report import write_report  # noqa: PLC0415 (figures: not at the start)
-
-    write_report(folder)
+    with closing(Journal(folder.journal_path)) as journal:
+        recorder = Recorder(journal)
+        with _what_is_kept(folder, recorder):
+            with _progress() as bar, _nothing_left_behind(folder, recorder):
+                tracker = find_tracker(config.tracker, Path(config.runs))
+                run = Run(config, recorder, bar.tick)
+                journal.start(run.workload)
+                bar.expect([each.name for each in run.strategies], len(run.items))
+                for trace in recorder.requests:
+                    bar.tick(trace.strategy)
+                begun = begun_manifest(folder, command)
+                folder.write_manifest({**begun, "state": "running"})
+                interrupted = decode(run)
+                if interrupted and not recorder.requests:
+                    raise KeyboardInterrupt
+            begun |= {"setup": run.setup(), "engine": run.facts()}
+            if interrupted:
+                write_results(folder, run, recorder, {**begun, "state": "interrupted"})
+                raise KeyboardInterrupt
+            summary = write_results(folder, run, recorder, {**begun, "state": "finished"})
+        journal.remove()
     if reason := all_failed(recorder):
         raise HarnessError(reason)
     if config.engine.profile:
@@ -119,6 +143,88 @@ def execute(config: Config, yaml: str, command: list[str]) -> bool:
     if config.engine.profile:
         print(f"{folder.path}/{TIMELINE} (first steps once more, stretched by the profiler)")
     return track(tracker, folder)
+
+
+def begun_manifest(folder: RunFolder, command: list[str]) -> dict[str, Any]:
+    """The manifest of this process; under ``resumed`` of the first one's if it resumes a run."""
+    mine = manifest(command)
+    if not folder.manifest_path.is_file():
+        return mine
+    first = folder.manifest()
+    return {**first, "resumed": [*first.get("resumed", []), mine]}
+
+
+def decode(run: Run) -> bool:
+    """Decode everything; whether Ctrl-C has ended that. A second one then ends the process."""
+    try:
+        run.warm_up()
+        run.go()
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        return True
+    return False
+
+
+def write_results(
+    folder: RunFolder, run: Run, recorder: Recorder, written: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Write all that is known of the finished requests; returns the metrics by strategy.
+
+    What a strategy counts as its engine would is left out unless one process ran all: it counts
+    steps, those of requests included that were run again.
+    """
+    steps, requests = recorder.frames()
+    requests = compare_with_plain(requests)
+    summary = summarise(steps, requests)
+    check_identities(summary, steps)
+    if written["state"] == "finished" and "resumed" not in written:
+        for strategy in run.strategies:
+            if own := strategy.statistics():
+                summary[strategy.name]["own"] = own
+    folder.write_frames(steps, requests)
+    folder.write_tokens(run.token_texts(steps))
+    folder.write_summary(summary)
+    folder.write_manifest(written)
+    from harness.results.report import write_report  # noqa: PLC0415 (figures: not at the start)
+
+    write_report(folder)
+    return summary
+
+
+@contextmanager
+def _what_is_kept(folder: RunFolder, recorder: Recorder) -> Iterator[None]:
+    """Say what an end before the end leaves behind."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        raise HarnessError(
+            f"{error.filename or folder.path} cannot be written ({error.strerror or error}), make "
+            f"room: {_kept(folder, recorder)}"
+        ) from None
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_kept(folder, recorder)) from None
+
+
+def _kept(folder: RunFolder, recorder: Recorder) -> str:
+    if not folder.path.exists():
+        return "no request had finished, nothing is kept"
+    return (
+        f"{len(recorder.requests)} finished requests are kept; "
+        f"continue with `python -m harness resume={folder.path}`"
+    )
+
+
+@contextmanager
+def _nothing_left_behind(folder: RunFolder, recorder: Recorder) -> Iterator[None]:
+    """Remove the folder of a run that ends before any of its requests has."""
+    try:
+        yield
+    except (HarnessError, KeyboardInterrupt):
+        if not recorder.requests:
+            shutil.rmtree(folder.path)
+        raise
 
 
 class _Bars:

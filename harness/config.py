@@ -10,32 +10,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 import strategies
 from harness.errors import ConfigError
-from harness.grammar.matcher import WHITESPACES
+from harness.grammar.service import GrammarConfig
 from harness.loop import EngineConfig
 from harness.models.pair import PairConfig
 from harness.models.sampling import Sampling
 from harness.results.trackers import TrackerConfig
 from harness.workloads.loaders import WorkloadConfig
 from strategies.base import Strategy
-
-
-@dataclass
-class GrammarConfig:
-    """Who compiles grammars, and how (config group ``grammar``).
-
-    Attributes:
-        engine: xgrammar or llguidance.
-        whitespace: between JSON tokens: ``compact``, ``minimal`` or ``free``, see ``Whitespace``.
-    """
-
-    engine: str = "xgrammar"
-    whitespace: str = "compact"
-
-    def __post_init__(self) -> None:
-        if self.whitespace not in WHITESPACES:
-            raise ConfigError(
-                f"grammar.whitespace: {self.whitespace!r} is none of {', '.join(WHITESPACES)}"
-            )
 
 
 @dataclass
@@ -49,6 +30,7 @@ class Config:
         name: of the run folder, after the date.
         runs: folder that run folders are made in.
         seed: of the run; each request derives its own.
+        resume: folder of an unfinished run, to go on in with the settings that it has.
     """
 
     strategy: str = MISSING
@@ -56,6 +38,7 @@ class Config:
     name: str = "run"
     runs: str = "runs"
     seed: int = 0
+    resume: str | None = None
     pair: PairConfig = MISSING
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)

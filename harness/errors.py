@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 
 EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+"""What a shell reports of a command that Ctrl-C ended."""
 
 
 class HarnessError(ValueError):

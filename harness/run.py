@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence as SequenceOf
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any, cast
 
 import pandas as pd
@@ -17,6 +18,7 @@ from harness.config import Config, options_of
 from harness.core import Finish, Request, RequestTrace, Sequence, StepTrace
 from harness.errors import ConfigError, RequestError
 from harness.grammar.matcher import TokenTable, Whitespace
+from harness.grammar.reasoning import answer_ids
 from harness.grammar.service import GrammarService, grammar_engine
 from harness.grammar.vocabulary import check_token_bytes, token_table
 from harness.loop import DecodeLoop, Times
@@ -52,17 +54,19 @@ class Judge:
 
     def step(self, trace: StepTrace) -> None:
         """See ``Observer``."""
-        self.recorder.steps.append(trace)
+        self.recorder.step(trace)
 
     def finished(self, sequence: Sequence, times: Times) -> None:
         """See ``Observer``."""
         item, ids = self.items[sequence.request.id], sequence.output_ids
         trace = self.blank(item, sequence.request)
         trace.output_tokens, trace.output_ids, trace.gaps = len(ids), list(ids), sequence.gaps
+        trace.engine = sequence.engine or self.engine
         trace.text = output_text(self.table, ids)
         trace.finish, trace.error = str(sequence.finish), sequence.error or ""
         trace.complete = sequence.finish is Finish.STOP
-        trace.valid = validate(item, trace.text) if trace.complete else None
+        answer = output_text(self.table, answer_ids(sequence.request.trigger, ids))
+        trace.valid = validate(item, trace.text, answer) if trace.complete else None
         trace.compile_ms, trace.ttft_ms, trace.wall_ms = (
             times.compile_ms,
             times.ttft_ms,
@@ -71,14 +75,14 @@ class Judge:
         trace.tpot_ms = (times.wall_ms - times.ttft_ms) / max(1, len(ids) - 1)
         trace.jump_tokens, trace.retokenized = sequence.jump_tokens, sequence.retokenized
         trace.canonical_share = canonical_share(self.table, self.codec, ids)
-        self.recorder.requests.append(trace)
+        self.recorder.finished(trace)
         self.progress(self.strategy)
 
     def refused(self, item: Item) -> None:
         """An item that never became a request."""
         trace = self.blank(item, None)
         trace.finish, trace.error = str(Finish.FAILED), item.error
-        self.recorder.requests.append(trace)
+        self.recorder.finished(trace)
         self.progress(self.strategy)
 
     def blank(self, item: Item, request: Request | None) -> RequestTrace:
@@ -107,7 +111,7 @@ class Run:
     """
 
     def __init__(self, config: Config, recorder: Recorder, progress: Progress) -> None:
-        self.config = config
+        self.config, self._recorder = config, recorder
         self._clock = Clock()
         self._places = Places(Captures(self._clock))
         self._classes = chosen(config)
@@ -134,16 +138,24 @@ class Run:
         """The strategies of this run, in the order of their turns."""
         return [loop.strategy for loop in self.loops]
 
+    @property
+    def workload(self) -> str:
+        """Stands for all that is decoded, the items that cannot be among it."""
+        refused = [(item.id, item.error) for item in self.items if item.error]
+        return sha256(repr((self.requests, refused)).encode(errors="surrogatepass")).hexdigest()
+
     def go(self) -> None:
-        """Decode everything, strategies in turn: a few requests each, so that drift of the
-        machine hits all alike."""
+        """Decode everything that the recorder has not yet, strategies in turn: a few requests
+        each, so that drift of the machine hits all alike."""
+        done = self._recorder.done
         for judge in self._judges:
             for item in self.items:
-                if item.error:
+                if item.error and (judge.strategy, item.id) not in done:
                     judge.refused(item)
         for requests in self._turns():
             for loop in self.loops:
-                loop.run(requests)
+                name = loop.strategy.name
+                loop.run([each for each in requests if (name, each.id) not in done])
 
     def warm_up(self) -> None:
         """Run the first requests unrecorded where shapes are captured and kernels are loaded:
@@ -161,7 +173,7 @@ class Run:
         self, made: SequenceOf[Strategy], recorder: Recorder, progress: Progress
     ) -> tuple[list[DecodeLoop], list[Judge]]:
         """A loop and its judge for each strategy, over the same models and one grammar cache."""
-        service = GrammarService(self._grammars)
+        service = GrammarService(self._grammars, self.config.grammar)
         by_id = {item.id: item for item in self.items}
         table, codec = self._setup.table, self._setup.codec
         judges = [

@@ -109,6 +109,25 @@ def test_one_strategy_runs_alone(invoke: Callable[..., list[Path]]) -> None:
     assert manifest["command"]
 
 
+def test_auto_records_the_engine_of_each_request(
+    invoke: Callable[..., list[Path]], tmp_path: Path
+) -> None:
+    schemas: dict[str, Any] = {
+        "xgrammar": {"enum": [1, 2]},
+        "llguidance": {"type": "number", "multipleOf": 3, "minimum": 0, "maximum": 9},
+    }
+    items = [{"id": name, "prompt": "?", "json_schema": each} for name, each in schemas.items()]
+    (tmp_path / "schemas.jsonl").write_text("\n".join(map(json.dumps, items)))
+    (folder,) = invoke(
+        "+strategy=vllm",
+        "grammar=auto",
+        "grammar.ahead=false",
+        f"workload.path={tmp_path / 'schemas.jsonl'}",
+    )
+    requests = pd.read_parquet(folder / "requests.parquet").set_index("request")
+    assert requests.engine.to_dict() == {name: name for name in schemas}
+
+
 def test_static_shapes_give_the_tokens_of_the_eager_engine(
     invoke: Callable[..., list[Path]],
 ) -> None:

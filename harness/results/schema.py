@@ -186,9 +186,12 @@ Written by `python -m harness.results.schema` from the code; a test fails when i
 | `steps.parquet` | one row per step and sequence |
 | `requests.parquet` | one row per request and strategy |
 | `summary.json` | `{"schema_version": VERSION, "strategies": {NAME: {metric: value}}}` |
-| `manifest.json` | versions, hardware, commit, date, command, and the set-up as it was resolved |
+| `manifest.json` | versions, hardware, commit, date, command, and the set-up as it was resolved; \
+`state`: running, interrupted or finished; `resumed`: the same of each process that went on |
 | `config.yaml` | the composed configuration |
 | `tokens.json` | the texts of the token ids |
+| `journal.jsonl` | finished requests with their steps, one a line, until the run is finished; \
+`python -m harness resume=RUN` goes on behind them |
 | `report.md`, `report.csv`, `page.html` | for reading, see `python -m harness.results.report` |
 
 ```python

@@ -109,3 +109,25 @@ def test_rows_stay_in_the_order_in_which_they_happened():
     recorder.steps += [verify("vllm", "b", 0, 1), verify("vllm", "a", 0, 1)]
     steps, _ = recorder.frames()
     assert steps["request"].tolist() == ["b", "a"]
+
+
+def test_a_table_that_is_not_written_to_its_end_takes_no_ones_place(run, monkeypatch):
+    def full(table, path):
+        path.write_bytes(b"PAR1")
+        raise OSError(28, "No space left on device")
+
+    steps, requests = tiny_run()
+    monkeypatch.setattr(pq, "write_table", full)
+    with pytest.raises(OSError, match="No space left"):
+        run.write_frames(steps, requests)
+    pd.testing.assert_frame_equal(run.steps(), steps)
+    assert not list(run.path.glob(".*"))
+
+
+def test_what_has_not_ended_is_in_no_table():
+    recorder = Recorder()
+    recorder.step(verify("vllm", "a", 0, 1))
+    recorder.step(verify("vllm", "b", 0, 1))
+    recorder.finished(request("vllm", "a", [1]))
+    steps, requests = recorder.frames()
+    assert steps["request"].tolist() == requests["request"].tolist() == ["a"]

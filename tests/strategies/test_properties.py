@@ -96,6 +96,7 @@ class StrategyMachine(RuleBasedStateMachine):
             slots=slots,
             draft_tokens=drafts,
             drafter=drafter,
+            paranoid=True,
         )
         self.watch, self.loop = self.toy.loop(self.toy.strategy(self.name, **self.options))
         self.compiled: dict[str, CompiledGrammar] = {}
