@@ -131,6 +131,8 @@ def _run(folder: Path, out: Path, script: str, arguments: Sequence[str]) -> None
     os.dup2(printed, 1)
     os.dup2(printed, 2)
     sys.argv = ["harness", *arguments]
+    # A shell's background jobs ignore it, and so would their children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     exec(script, {})
     main()
 

@@ -104,4 +104,4 @@ def test_replaying_is_nobodys_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Invariants, "_replay", slow)
     watch = decode("vllm", "a[bc]{4}d")
     assert calls
-    assert all(each.host_us + each.grammar_us < 40_000 for each in watch.steps)
+    assert sum(each.host_us + each.grammar_us for each in watch.steps) < 50_000 * len(calls)

@@ -32,7 +32,7 @@ DRAFTING = [name for name in STRATEGIES if strategies.find(name).uses_draft]
 VICTIM = GrammarSpec.regex("a[bcd]{6,9}e")
 """The grammar that the faults are in; the other requests have others."""
 
-TIMEOUT_S = 0.5
+TIMEOUT_S = 2.0
 
 
 class Sabotaged(Matcher):
