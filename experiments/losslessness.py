@@ -81,13 +81,14 @@ SAMPLED = {
 
 def main(arguments: Sequence[str]) -> None:
     study = Study.begin("losslessness", arguments, DEFAULTS)
-    torch.set_num_threads(1)  # rows of five tokens are slower on several
     settings = study.settings
     samplings, engines = (settings[name].split(",") for name in ("samplings", "engines"))
     integrate = partial(exact_result, limit=int(settings["limit"]))
     sample = partial(sampled_result, engine=engines[0], settings=settings)
     jobs = product(range(len(CASES)), engines, samplings)
-    with ProcessPoolExecutor(int(settings["processes"]), get_context("fork")) as pool:
+    one_thread = partial(torch.set_num_threads, 1)  # rows of five tokens are slower on several
+    workers, context = int(settings["processes"]), get_context("fork")
+    with ProcessPoolExecutor(workers, context, one_thread) as pool:
         drawn = pool.map(sample, controls())  # the longest ones first
         exact = list(pool.map(integrate, *zip(*jobs, strict=True)))
         sampled = list(drawn)
