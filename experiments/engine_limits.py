@@ -33,6 +33,7 @@ from harness.models.graphs import StaticLM
 from harness.models.language_model import RowInput
 from harness.models.pair import PairConfig
 from harness.results.costs import GUIDED
+from harness.results.metrics import TIMES
 from harness.results.predict import behind_whole_window
 from harness.results.record import Recorder
 from harness.results.table import Table, print_tables
@@ -244,19 +245,18 @@ def figures(
     rows: pd.DataFrame, requests: pd.DataFrame, bare: dict[int, dict[str, float]]
 ) -> dict[str, float]:
     """What one pass of one strategy comes to."""
-    spent = ["draft_us", "verify_us", "grammar_us", "host_us"]
     steps = rows.assign(two=behind_whole_window(rows), end=context_ends(rows, requests))
     decode = steps[~rows.prefill]
     ticks = decode.groupby("tick").agg(
         drafted=("draft_forwards", "max"),
         two=("two", "any"),
         end=("end", "max"),
-        **{name: (name, "sum") for name in [*spent, "exposed_us"]},
+        **{name: (name, "sum") for name in [*TIMES, "exposed_us"]},
     )
     ideal_us = float(replayed(ticks, bare, guided=str(rows.strategy.iloc[0]) == GUIDED).sum())
-    total_us = float(rows[spent].to_numpy().sum())
-    decode_us = float(ticks[spent].to_numpy().sum())
-    per_step = {name: float(ticks[name].mean()) for name in [*spent, "exposed_us"]}
+    total_us = float(rows[TIMES].to_numpy().sum())
+    decode_us = float(ticks[TIMES].to_numpy().sum())
+    per_step = {name: float(ticks[name].mean()) for name in [*TIMES, "exposed_us"]}
     return {
         "tok_s": float(requests.output_tokens.sum()) / total_us * 1e6,
         "ideal_tok_s": float(decode.emitted.sum()) / ideal_us * 1e6,

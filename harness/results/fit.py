@@ -7,6 +7,7 @@ import pandas as pd
 
 from harness.errors import ConfigError
 from harness.results.costs import GUIDED, Costs, placed
+from harness.results.metrics import TIMES
 from harness.results.predict import work
 
 STALL = 10.0
@@ -75,11 +76,9 @@ def fit(steps: pd.DataFrame) -> Costs:
 def stalled(steps: pd.DataFrame) -> pd.Series:
     """By step row, whether its tick took ``STALL`` times as long as its strategy's median one,
     prefills apart from decode steps."""
-    spent = steps[["draft_us", "verify_us", "grammar_us", "host_us"]].sum(axis=1)
-    ticks = spent.groupby([steps["strategy"], steps["prefill"], steps["tick"]])
-    kinds = steps["strategy"], steps["prefill"]
-    usual = ticks.transform("sum").groupby([*kinds]).transform("median")
-    return ticks.transform("sum") > STALL * usual
+    kind = [steps["strategy"], steps["prefill"]]
+    spent = steps[TIMES].sum(axis=1).groupby([*kind, steps["tick"]]).transform("sum")
+    return spent > STALL * spent.groupby(kind).transform("median")
 
 
 def _line(y: pd.Series, *terms: pd.Series) -> list[float]:

@@ -26,8 +26,8 @@ NEAR_TIE = 1e-2
 
 Interval = tuple[float, float]
 
-_TIMES = ["draft_us", "verify_us", "grammar_us", "host_us"]
-"""Exclusive of each other: their sum over rows is wall time."""
+TIMES = ["draft_us", "verify_us", "grammar_us", "host_us"]
+"""Step columns that exclude each other: their sum over rows is wall time."""
 
 
 def compare_with_plain(requests: pd.DataFrame) -> pd.DataFrame:
@@ -160,7 +160,7 @@ def _totals_by_request(steps: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFr
             "accepted": steps["accepted"],
             "emitted": steps["emitted"].where(verify, 0),
             "verify_steps": verify.astype("int64"),
-            "seconds": steps[_TIMES].sum(axis=1) / 1e6,
+            "seconds": steps[TIMES].sum(axis=1) / 1e6,
         }
     )
     tokens = requests.groupby("request")[["output_tokens"]].sum()
@@ -217,7 +217,7 @@ def _times(steps: pd.DataFrame, requests: pd.DataFrame) -> dict[str, Any]:
         "compile_ms": float(requests["compile_ms"].sum()),
         "fill_us_p50": float(np.quantile(fills, 0.5)) if fills.size else None,
         "fill_us_p99": float(np.quantile(fills, 0.99)) if fills.size else None,
-        **{name: _ratio(verify[name].sum(), len(verify)) for name in [*_TIMES, "exposed_us"]},
+        **{name: _ratio(verify[name].sum(), len(verify)) for name in [*TIMES, "exposed_us"]},
         "ttft_ms": _ratio(begun["ttft_ms"].sum(), len(begun)),
         "tpot_ms": _ratio((begun["tpot_ms"] * later_tokens).sum(), later_tokens.sum()),
     }

@@ -103,16 +103,10 @@ def _report(paths: Sequence[Path], out: Path | None, latex: bool) -> int:
     folders = [RunFolder.open(path) for path in paths]
     if out is not None and len(folders) == 1:
         raise ConfigError("--out: there is nothing to set side by side; name a second run")
-    show = _print_latex if latex else print_tables
     for path, folder in zip(paths, folders, strict=True):
-        _write_files(folder)
-        if not latex:
-            _introduce(path, folder)
-        show(comparison_tables(folder.strategies()))
-        if not latex:
-            print_tables(step_tables(folder.steps()))
-            print(f"{folder.report_path}, {folder.csv_path.name}, {folder.page_path.name}\n")
+        _report_run(path, folder, latex)
     if len(folders) > 1:
+        show = _print_latex if latex else print_tables
         runs = labelled(folders)
         differing = differences(runs)
         if out is not None:
@@ -124,16 +118,19 @@ def _report(paths: Sequence[Path], out: Path | None, latex: bool) -> int:
     return 0
 
 
-def _write_files(folder: RunFolder) -> None:
-    """Before anything is printed: what is written is complete, whoever stops reading."""
+def _report_run(path: Path, folder: RunFolder, latex: bool) -> None:
+    """Write, then print: what is written is complete, whoever stops reading."""
+    summary, steps = folder.strategies(), folder.steps()
     write_report(folder)
-    tidy(folder.strategies(), folder.steps()).to_csv(folder.csv_path, index=False)
+    tidy(summary, steps).to_csv(folder.csv_path, index=False)
     folder.page_path.write_text(run_page(folder), encoding="utf-8")
-
-
-def _introduce(path: Path, folder: RunFolder) -> None:
+    if latex:
+        _print_latex(comparison_tables(summary))
+        return
     print(f"{path}: {describe_hardware(folder.manifest()['hardware'])}\n")
-    print("\n".join(answer(folder.strategies())) + "\n")
+    print("\n".join(answer(summary)) + "\n")
+    print_tables([*comparison_tables(summary), *step_tables(steps)])
+    print(f"{folder.report_path}, {folder.csv_path.name}, {folder.page_path.name}\n")
 
 
 def _print_latex(tables: Sequence[Table]) -> None:

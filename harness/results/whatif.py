@@ -29,6 +29,7 @@ from harness.core import columns
 from harness.errors import ConfigError, exit_status
 from harness.results.costs import PAIRS, PLACEMENTS, Costs, with_bare
 from harness.results.fit import STALL, fit, stalled
+from harness.results.metrics import TIMES
 from harness.results.predict import predict
 from harness.results.record import RunFolder
 from harness.results.table import Table, print_tables
@@ -196,7 +197,7 @@ def _stalls(steps: pd.DataFrame) -> str:
     """What the fit leaves out, and the record does not."""
     lost = steps[stalled(steps)]
     ticks = lost.groupby(["strategy", "tick", "prefill"]).ngroups
-    spent = lost[["draft_us", "verify_us", "grammar_us", "host_us"]].to_numpy().sum() / 1e3
+    spent = lost[TIMES].to_numpy().sum() / 1e3
     where = ", ".join(sorted(lost["strategy"].unique()))
     told = (
         f"left out of the fit, but not of the record: {ticks} stalls ({where}; {spent:.0f} ms in "
