@@ -10,15 +10,18 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from harness.bitmask import mask_rows, words
+from harness.bitmask import mask_rows, upload, words
 from harness.clock import Clock
+from harness.core import PAD
 
 WARM_UPS = 2
 """Runs before a capture: they allocate, choose kernels and compile."""
 EVERY_TOKEN = -1
 """A mask word that allows all of its tokens."""
 
-Work = Callable[[torch.Tensor], torch.Tensor]
+Work = Callable[..., torch.Tensor]
+"""From logits ``[R, vocab]`` and arguments with a row for each of theirs to a result whose last
+dimension is the rows. Equal work is captured once."""
 
 
 class Captures:
@@ -99,6 +102,71 @@ def read_back(values: torch.Tensor) -> torch.Tensor:
     return mailbox.read()
 
 
+class Inbox:
+    """Where a graph finds an argument.
+
+    Args:
+        rows: R of the static logits; what is loaded has at most as many.
+        example: a first value. Values on the CPU are copied to the device by the graph, values
+            on the device before it.
+        device: of the logits.
+    """
+
+    def __init__(self, rows: int, example: torch.Tensor, device: torch.device) -> None:
+        self.values = torch.full(
+            (rows, *example.shape[1:]), PAD, dtype=example.dtype, device=device
+        )
+        self._host: torch.Tensor | None = None
+        if example.device.type == "cpu":
+            pin = device.type == "cuda"
+            self._host = torch.full_like(self.values, PAD, device="cpu", pin_memory=pin)
+
+    def load(self, values: torch.Tensor) -> None:
+        """Lay out what comes next; rows that have none get ``PAD``."""
+        inbox = self.values if self._host is None else self._host
+        inbox[: len(values)] = values
+        inbox[len(values) :] = PAD
+
+    def receive(self) -> None:
+        """The copy to the device, part of the graph."""
+        if self._host is not None:
+            self.values.copy_(self._host, non_blocking=True)
+
+
+class Errand:
+    """A piece of work on static logits, with its arguments and its result where they stay.
+
+    Args:
+        work: what is done.
+        logits: the static logits, R rows.
+        arguments: the first ones.
+    """
+
+    def __init__(self, work: Work, logits: torch.Tensor, arguments: Sequence[torch.Tensor]) -> None:
+        self._work, self._logits = work, logits
+        self._inboxes = [Inbox(len(logits), each, logits.device) for each in arguments]
+        self._mailbox = Mailbox(self._result())
+
+    def load(self, arguments: Sequence[torch.Tensor]) -> None:
+        """Lay the arguments out. The copy of the last ones has ended: what came of them has
+        been read."""
+        for inbox, values in zip(self._inboxes, arguments, strict=True):
+            inbox.load(values)
+
+    def body(self) -> None:
+        """What is captured."""
+        for inbox in self._inboxes:
+            inbox.receive()
+        self._mailbox.send(self._result())
+
+    def read(self) -> torch.Tensor:
+        """Wait for the result."""
+        return self._mailbox.read()
+
+    def _result(self) -> torch.Tensor:
+        return self._work(self._logits, *(inbox.values for inbox in self._inboxes))
+
+
 class StaticLogits:
     """One place for logits, with what is done to them as graphs.
 
@@ -115,7 +183,7 @@ class StaticLogits:
         self._on_device = torch.empty_like(self._masks, device=logits.device)
         self._host = self._masks.numpy()
         self._replays: dict[object, Callable[[], None]] = {}
-        self._mailboxes: dict[Work, Mailbox] = {}
+        self._errands: dict[tuple[Work, int], Errand] = {}
 
     def mask(self, bitmask: torch.Tensor, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Mask ``logits[targets]`` by ``bitmask[sources]``, int32 on the CPU; only launched.
@@ -126,13 +194,21 @@ class StaticLogits:
         self._host[targets] = bitmask.numpy()[sources]
         self._run(mask_rows, self._apply)
 
-    def choose(self, work: Work) -> torch.Tensor:
-        """``work(logits)`` of all R rows on the CPU, overwritten by the next call."""
-        if work not in self._mailboxes:
-            self._mailboxes[work] = Mailbox(work(self.logits))
-        mailbox = self._mailboxes[work]
-        self._run(work, lambda: mailbox.send(work(self.logits)))
-        return mailbox.read()
+    def choose(self, work: Work, arguments: Sequence[torch.Tensor] = ()) -> torch.Tensor:
+        """``work(logits, *arguments)`` of all R rows on the CPU, overwritten by the next call.
+
+        Args:
+            work: what is done.
+            arguments: of the first rows. Those on the CPU are copied by the graph; those on the
+                device must not be its results.
+        """
+        key = work, len(arguments)
+        if key not in self._errands:
+            self._errands[key] = Errand(work, self.logits, arguments)
+        errand = self._errands[key]
+        errand.load(arguments)
+        self._run(key, errand.body)
+        return errand.read()
 
     def _apply(self) -> None:
         self._on_device.copy_(self._masks, non_blocking=True)
@@ -164,10 +240,23 @@ class Places:
         return self._by_address.get(logits.data_ptr())
 
 
-def choose(work: Work, logits: torch.Tensor, places: Places | None) -> torch.Tensor:
-    """``work(logits)`` on the CPU, by a graph where there can be one. Waits for the device; the
-    result is overwritten by the next call."""
+def choose(
+    work: Work, logits: torch.Tensor, places: Places | None, *arguments: torch.Tensor
+) -> torch.Tensor:
+    """``work(logits, *arguments)`` on the CPU, by a graph where there can be one. Waits for the
+    device; the result is overwritten by the next call.
+
+    Args:
+        work: see ``Work``.
+        logits: ``[rows, vocab]``.
+        places: where logits stay, if they do.
+        arguments: ``[rows, ...]`` each, on the CPU or on the device.
+    """
     place = places.find(logits) if places else None
     if place is None:
-        return read_back(work(logits))
-    return place.choose(work)[..., : len(logits)]
+        return read_back(work(logits, *(_beside(logits, each) for each in arguments)))
+    return place.choose(work, arguments)[..., : len(logits)]
+
+
+def _beside(logits: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return upload(values, logits.device) if values.device.type == "cpu" else values

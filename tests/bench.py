@@ -9,6 +9,7 @@ from pathlib import Path
 from harness.config import Config
 from harness.loop import DecodeLoop, EngineConfig
 from harness.models.pair import PairConfig
+from harness.models.sampling import Sampling
 from harness.results.record import Recorder
 from harness.run import Run
 from harness.workloads.loaders import WorkloadConfig
@@ -16,8 +17,7 @@ from tests.tiny_pair import save_pair
 
 
 class Bench:
-    """Greedy, and in fp32, so that no other shape of a forward flips a near tie and changes what
-    comes next.
+    """In fp32, so that no other shape of a forward flips a near tie and changes what comes next.
 
     Args:
         folder: for the pair and the items.
@@ -25,6 +25,7 @@ class Bench:
         max_new_tokens: of each request.
         slots: of the engine.
         device: of both models.
+        sampling: how tokens are chosen.
         options: by strategy, its options.
     """
 
@@ -35,6 +36,7 @@ class Bench:
         max_new_tokens: int,
         slots: int,
         device: str = "cpu",
+        sampling: Sampling = Sampling(),  # noqa: B008 - frozen
         **options: object,
     ) -> None:
         target, draft = save_pair(folder)
@@ -46,6 +48,7 @@ class Bench:
             pair=PairConfig(str(target), str(draft), "float32", device),
             workload=WorkloadConfig("file", str(path), max_new_tokens=max_new_tokens),
             engine=EngineConfig(slots=slots, mode="graphs"),
+            sampling=sampling,
         )
         self.recorder = Recorder()
         self.run = Run(config, self.recorder, lambda _: None)

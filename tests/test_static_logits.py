@@ -8,6 +8,10 @@ import torch
 from harness.argmax import largest, leads
 from harness.bitmask import WORD_BITS, words
 from harness.clock import Clock
+from harness.core import PAD, Proposal, Verdict
+from harness.models.sampling import Sampling, probabilities
+from harness.models.verification import VerifyBatch
+from harness.models.verifiers import MatchOwnSample, RejectionSampling, TargetOnly, Verifier
 from harness.static_logits import Captures, Places, choose
 
 DEVICES = [
@@ -65,3 +69,72 @@ def test_each_piece_of_work_is_captured_once(places: Places, device: torch.devic
         assert choose(leads, logits, places).tolist() == [[7.0, 7.0], [value, value]]
         choose(largest, logits, places)
     assert places.captures.graphs == 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("on_host", [True, False], ids=["from the host", "on the device"])
+def test_arguments_are_those_of_each_call_and_rows_without_one_get_padding(
+    places: Places, device: torch.device, on_host: bool
+) -> None:
+    logits = torch.arange(3.0, device=device)[:, None].expand(3, 32).contiguous()
+    places.add(logits)
+    static = places.find(logits)
+    assert static is not None
+
+    def plus(logits: torch.Tensor, argument: torch.Tensor) -> torch.Tensor:
+        return logits[:, 0] + argument
+
+    where = torch.device("cpu") if on_host else device
+    three, one = torch.tensor([10.0, 20.0, 30.0], device=where), torch.tensor([5.0], device=where)
+    assert choose(plus, logits, places, three).tolist() == [10, 21, 32]
+    assert choose(plus, logits[:1], places, one).tolist() == [5]
+    assert static.choose(plus, [one]).tolist() == [5, 1 + PAD, 2 + PAD]
+    assert places.captures.graphs == 1
+
+
+VOCAB = 40
+SAMPLED = Sampling(temperature=0.7, top_k=20, top_p=0.9)
+
+
+def _batch(logits: torch.Tensor, places: Places | None, seed: int, with_q: bool) -> VerifyBatch:
+    """Three sequences: two drafts, none, and one draft behind padding."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = logits[[0, 1, 4]].argmax(dim=-1).tolist()
+    proposals = [Proposal(tokens[:2]), Proposal(), Proposal([tokens[2], PAD])]
+    if with_q:
+        law = probabilities(torch.randn(2, VOCAB, generator=generator), SAMPLED)
+        proposals[0].q = law.to(logits.device)
+    return VerifyBatch(logits, proposals, [seed, 1, 2], [0, 5, 9], SAMPLED, places=places)
+
+
+def _verify_all(
+    verifier: Verifier, place: torch.Tensor, places: Places | None, with_q: bool
+) -> list[list[Verdict]]:
+    """Thirty verifications, each of other logits in the same place."""
+    verdicts = []
+    for seed in range(30):
+        place[:7] = torch.randn(7, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+        verdicts.append(verifier.verify(_batch(place[:7], places, seed, with_q)))
+    return verdicts
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("verifier", "with_q"),
+    [
+        (RejectionSampling(), False),
+        (RejectionSampling(), True),
+        (MatchOwnSample(), False),
+        (TargetOnly(), False),
+    ],
+    ids=["rejection", "rejection with q", "own sample", "target only"],
+)
+def test_a_sampled_verification_in_place_decides_as_elsewhere(
+    places: Places, verifier: Verifier, with_q: bool, device: torch.device
+) -> None:
+    place = torch.zeros((9, VOCAB), device=device)
+    elsewhere = _verify_all(verifier, place, None, with_q)
+    places.add(place)
+    assert _verify_all(verifier, place, places, with_q) == elsewhere
+    assert places.captures.graphs == 1
+    assert {len(verdict.path) for step in elsewhere for verdict in step} >= {0, 1}

@@ -11,7 +11,7 @@ from harness.core import Proposal, Sequence, longest_common_prefix
 from harness.models.draws import draft_uniforms
 from harness.models.graphs import StaticLM
 from harness.models.language_model import LanguageModel, RowInput
-from harness.models.sampling import Sampling, probabilities, sample
+from harness.models.sampling import Draw, Sampling, probabilities
 from harness.static_logits import Places, choose, read_back
 
 StopRule = Callable[[torch.Tensor], torch.Tensor]
@@ -94,7 +94,8 @@ class DraftChain:
         else:
             q = probabilities(logits, self._sampling)
             u = [self._uniform(i, len(self._chains[i])) for i in self.active]
-            tokens = sample(q, torch.tensor(u, dtype=torch.float64, device=q.device))[:, None]
+            uniforms = torch.tensor(u, dtype=torch.float64)
+            tokens = choose(Draw(self._sampling), logits, self._places, uniforms)[:, None]
             for row, i in enumerate(self.active):
                 self._q[i].append(q[row])
         stopped = [False] * len(self.active) if stop is None else read_back(stop(logits)).tolist()

@@ -93,3 +93,13 @@ def sample(probabilities: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     beyond = cumulative > u.double().unsqueeze(-1) * cumulative.amax(dim=-1, keepdim=True)
     # argmax gives the first of equal maxima.
     return torch.where(beyond.any(dim=-1), beyond.to(torch.uint8).argmax(dim=-1), PAD)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Work: a token for each row, from ``[rows, vocab]`` logits and fp64 ``[rows]`` uniforms."""
+
+    sampling: Sampling
+
+    def __call__(self, logits: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        return sample(probabilities(logits, self.sampling), u)

@@ -19,8 +19,8 @@ from harness.argmax import leads
 from harness.core import PAD, Proposal, Verdict, first_rows
 from harness.errors import ConfigError
 from harness.models.draws import Draws, uniforms
-from harness.models.sampling import Sampling, probabilities, sample
-from harness.static_logits import Places, choose, read_back
+from harness.models.sampling import Draw, Sampling
+from harness.static_logits import Places, choose
 
 
 class Constraint(Protocol):
@@ -90,15 +90,14 @@ class VerifyBatch:
         """For each row its parent's row, and the draft it stands behind.
 
         Returns:
-            Two int64 ``[rows]`` on the logits' device. A root is its own parent, behind ``PAD``.
+            Two int64 ``[rows]`` on the CPU. A root is its own parent, behind ``PAD``.
         """
         parents: list[int] = []
         drafts: list[int] = []
         for first, proposal in zip(self.first_row, self.proposals, strict=True):
             parents += [first, *(first + 1 + parent for parent in proposal.parent_nodes)]
             drafts += [PAD, *proposal.tokens]
-        both = torch.tensor([parents, drafts]).to(self.logits.device)
-        return both[0], both[1]
+        return torch.tensor(parents), torch.tensor(drafts)
 
 
 class Verifier(ABC):
@@ -143,8 +142,7 @@ def own_tokens(
     """
     if sampling.greedy:
         return argmax_tokens(logits, places)
-    law = probabilities(logits, sampling)
-    return read_back(sample(law, torch.from_numpy(u).to(law.device))).tolist(), []
+    return choose(Draw(sampling), logits, places, torch.from_numpy(u)).tolist(), []
 
 
 def require_chains(batch: VerifyBatch, verifier: Verifier) -> None:

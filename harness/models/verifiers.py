@@ -18,7 +18,7 @@ from harness.core import PAD, Proposal, Verdict
 from harness.errors import ConfigError
 from harness.models.draws import COIN, SAMPLE, Draws
 from harness.models.resample import CheckThenResample
-from harness.models.sampling import probabilities, sample
+from harness.models.sampling import Sampling, probabilities, sample
 from harness.models.verification import (
     Constraint,
     Verifier,
@@ -27,7 +27,7 @@ from harness.models.verification import (
     own_tokens,
     require_chains,
 )
-from harness.static_logits import read_back
+from harness.static_logits import choose
 
 __all__ = [
     "CheckThenResample",
@@ -76,14 +76,8 @@ class RejectionSampling(Verifier):
         require_chains(batch, self)
         if batch.sampling.greedy:
             return Greedy().verify(batch)
-        p = probabilities(batch.logits, batch.sampling)
-        parents, drafts = batch.layout()
-        q = _one_hot(p, parents, drafts)
-        for first, proposal in zip(batch.first_row, batch.proposals, strict=True):
-            if proposal.q is not None:
-                q[first : first + len(proposal.tokens)] = proposal.q
         draws = batch.draws()
-        rows = read_back(_judge(p, q, parents, drafts, draws)).tolist()
+        rows = _judge(batch, draws, *_drawn_from(batch))
         verdicts = []
         for first, proposal in zip(batch.first_row, batch.proposals, strict=True):
             accepted = 0
@@ -122,11 +116,8 @@ class TargetOnly(Verifier):
     def verify(self, batch: VerifyBatch) -> list[Verdict]:
         if batch.sampling.greedy:
             return Greedy().verify(batch)
-        p = probabilities(batch.logits, batch.sampling)
-        parents, drafts = batch.layout()
-        children = _one_hot(p, parents, drafts)
         draws = batch.draws()
-        rows = read_back(_judge(p, children, parents, drafts, draws)).tolist()
+        rows = _judge(batch, draws)
         verdicts = []
         for first, proposal in zip(batch.first_row, batch.proposals, strict=True):
             own = slice(first, first + 1 + len(proposal.tokens))
@@ -154,26 +145,65 @@ class TargetOnly(Verifier):
         return path
 
 
-def _one_hot(p: torch.Tensor, parents: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
-    """``[rows, vocab]``: in each row 1 at every draft judged there (in a chain: one-hot q)."""
-    real = (drafts != PAD).to(p.dtype)
-    return torch.zeros_like(p).index_put_((parents, drafts.clamp_min(0)), real, accumulate=True)
+@dataclass(frozen=True)
+class Judge:
+    """Work: all that the host needs to judge any draft, for every row in advance (V1.7c)."""
+
+    sampling: Sampling
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        parents: torch.Tensor,
+        drafts: torch.Tensor,
+        u: torch.Tensor,
+        q: torch.Tensor | None = None,
+        known: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """
+        Args:
+            logits: ``[rows, vocab]``.
+            parents: int64 ``[rows]``, the row that each row's draft is judged in.
+            drafts: int64 ``[rows]``, the draft that each row stands behind; ``PAD`` = none.
+            u: fp64 ``[rows]`` uniforms.
+            q: fp32 ``[rows, vocab]``, by the row that judges, the law that a draft is from.
+            known: int ``[rows]``, 1 where ``q`` has one; elsewhere q is 1 at every draft judged
+                there (in a chain: one-hot q).
+
+        Returns:
+            fp64 ``[3, rows]``: the row's token from max(p - q, 0), or from p where that is all
+            zero (bonus rows have q = 0); then p and q, in the parent's row, of its draft.
+        """
+        p = probabilities(logits, self.sampling)
+        real = (drafts != PAD).to(p.dtype)
+        at = parents, drafts.clamp_min(0)
+        children = torch.zeros_like(p).index_put_(at, real, accumulate=True)
+        if q is not None and known is not None:
+            children = torch.where(known[:, None] == 1, q, children)
+        residual = (p - children).clamp_min_(0)
+        law = torch.where(residual.amax(dim=-1, keepdim=True) > 0, residual, p)
+        return torch.stack([sample(law, u).double(), p[at].double(), children[at].double()])
 
 
-def _judge(
-    p: torch.Tensor, q: torch.Tensor, parents: torch.Tensor, drafts: torch.Tensor, draws: Draws
-) -> torch.Tensor:
-    """All that the host needs, for every row in advance (V1.7c).
+def _judge(batch: VerifyBatch, draws: Draws, *laws: torch.Tensor) -> list[list[float]]:
+    """By row, its own token and its draft's p and q; ``laws`` as ``Judge`` takes them."""
+    u = torch.from_numpy(draws[:, SAMPLE])
+    work, layout = Judge(batch.sampling), batch.layout()
+    rows: list[list[float]] = choose(work, batch.logits, batch.places, *layout, u, *laws).T.tolist()
+    return rows
 
-    Returns:
-        fp64 ``[rows, 3]``: the row's token from max(p - q, 0), or from p where that is all zero
-        (bonus rows have q = 0); then p and q, in the parent's row, of the draft it stands behind.
-    """
-    residual = (p - q).clamp_min_(0)
-    law = torch.where(residual.amax(dim=-1, keepdim=True) > 0, residual, p)
-    final = sample(law, torch.from_numpy(draws[:, SAMPLE]).to(p.device))
-    draft = parents, drafts.clamp_min(0)
-    return torch.stack([final.double(), p[draft].double(), q[draft].double()], dim=1)
+
+def _drawn_from(batch: VerifyBatch) -> tuple[torch.Tensor, ...]:
+    """The laws that the drafts are from and which rows have one; nothing if all are one-hot."""
+    if all(proposal.q is None for proposal in batch.proposals):
+        return ()
+    q = torch.zeros_like(batch.logits)
+    known = torch.zeros(len(q), dtype=torch.long)
+    for first, proposal in zip(batch.first_row, batch.proposals, strict=True):
+        if proposal.q is not None:
+            judged = slice(first, first + len(proposal.tokens))
+            q[judged], known[judged] = proposal.q, 1
+    return q, known
 
 
 def _follow(batch: VerifyBatch, tokens: list[int], gaps: list[float]) -> list[Verdict]:

@@ -12,6 +12,7 @@ import torch
 
 import strategies
 from harness.core import Request
+from harness.models.sampling import Sampling
 from tests.bench import Bench
 
 pytestmark = [
@@ -30,12 +31,12 @@ GRAMMARS: tuple[dict[str, object], ...] = (
 class MixedBench(Bench):
     """Requests with all kinds of grammars, of several lengths."""
 
-    def __init__(self, folder: Path, device: str) -> None:
+    def __init__(self, folder: Path, device: str, sampling: Sampling) -> None:
         items = [
             {"id": f"{i}", "prompt": f"Item {i}?" * (1 + i % 5), **GRAMMARS[i % len(GRAMMARS)]}
             for i in range(REQUESTS)
         ]
-        super().__init__(folder, items, max_new_tokens=24, slots=SLOTS, device=device)
+        super().__init__(folder, items, 24, SLOTS, device, sampling)
 
     def graphs(self) -> int:
         """Graphs captured so far."""
@@ -71,9 +72,13 @@ def waits_are_errors() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> MixedBench:
-    return MixedBench(tmp_path_factory.mktemp("pair"), "cuda")
+@pytest.fixture(
+    scope="module",
+    params=[Sampling(), Sampling(temperature=1.0), Sampling(0.8, top_k=20, top_p=0.9)],
+    ids=["greedy", "temperature", "truncated"],
+)
+def bench(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> MixedBench:
+    return MixedBench(tmp_path_factory.mktemp("pair"), "cuda", request.param)
 
 
 def test_waiting_for_an_event_is_no_hidden_wait_but_reading_a_tensor_is() -> None:
