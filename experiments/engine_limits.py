@@ -7,8 +7,9 @@ context that is captured, then every strategy on the same requests, once to capt
 passes in turn. Prints a table and writes
 ``engine_limits.json`` (and the table as Markdown) below ``out``. Settings (``name=value``):
 ``slots``, ``requests`` (at one slot; twice as many else), ``passes``, ``strategies``,
-``whitespace``, ``compile``, ``limit`` (new tokens), ``workload``, ``out``, and ``reference``: the
-run folder of a greedy ``plain`` in fp32 on the same requests, whose outputs are compared.
+``whitespace``, ``compile``, ``limit`` (new tokens), ``workload``, ``draft`` (the draft model),
+``out``, and ``reference``: the run folder of a greedy ``plain`` in fp32 on the same requests, whose
+outputs are compared.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ DEFAULTS = {
     "limit": "128",
     "workload": "bfcl",
     "reference": "",
+    "draft": "smollm2-draft-3l",
 }
 COLUMNS = {
     "tok_s": "output tokens / time of all steps, prefill included; median of the passes (1/s)",
@@ -175,7 +177,7 @@ def configuration(slots: int, settings: dict[str, str]) -> Config:
         strategy="",
         compare=names,
         options={"sglang": {"jump_forward": False}},
-        pair=PairConfig("smollm2", "smollm2-draft-3l"),
+        pair=PairConfig("smollm2", settings["draft"]),
         workload=WorkloadConfig(
             name=settings["workload"],
             limit=count,
