@@ -25,6 +25,14 @@ def largest(logits: torch.Tensor) -> torch.Tensor:
     return logits.max(-1).indices
 
 
+def largest_allowed(logits: torch.Tensor) -> torch.Tensor:
+    """``largest``, but ``PAD`` where every token is forbidden."""
+    if logits.is_cuda:
+        return leads(logits)[0].long()
+    best, token = logits.max(-1)
+    return torch.where(best == -math.inf, PAD, token)
+
+
 def leads(logits: torch.Tensor) -> torch.Tensor:
     """The first largest logit of each row and its lead over the runner-up.
 

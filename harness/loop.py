@@ -161,7 +161,8 @@ class DecodeLoop:
         self.clock, self._places = clock, places
         vocab_size, device = target.vocab_size, target.device
         self._masks = MaskBuffer(config.slots, strategy.reserve, vocab_size, device, places)
-        self._draft_masks = MaskBuffer(config.slots, 1, vocab_size, device, places)
+        pruned = None if drafter is None else drafter.model.draft_vocabulary
+        self._draft_masks = MaskBuffer(config.slots, 1, vocab_size, device, places, pruned)
         self._stop_ids = strategy.setup.table.stop_ids
         self._free = list(range(config.slots - 1, -1, -1))
         self._queue = Admission(grammars, strategy.constrained, config.slots)

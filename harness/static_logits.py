@@ -13,6 +13,7 @@ import torch
 from harness.bitmask import mask_rows, upload, words
 from harness.clock import Clock
 from harness.core import PAD
+from harness.draft_vocabulary import DraftVocabulary
 
 WARM_UPS = 2
 """Runs before a capture: they allocate, choose kernels and compile."""
@@ -173,12 +174,15 @@ class StaticLogits:
     Args:
         logits: fp32 ``[R, vocab]``; each forward writes the rows that it wants to the front.
         captures: makes the graphs.
+        pruned: what the logits stand for, if not for all tokens.
     """
 
-    def __init__(self, logits: torch.Tensor, captures: Captures) -> None:
-        self.logits, self._captures = logits, captures
+    def __init__(
+        self, logits: torch.Tensor, captures: Captures, pruned: DraftVocabulary | None = None
+    ) -> None:
+        self.logits, self._captures, self._pruned = logits, captures, pruned
         rows, vocab_size = logits.shape
-        shape = rows, words(vocab_size)
+        shape = rows, words(vocab_size if pruned is None else pruned.vocab_size)
         self._masks = torch.empty(shape, dtype=torch.int32, pin_memory=logits.is_cuda)
         self._on_device = torch.empty_like(self._masks, device=logits.device)
         self._host = self._masks.numpy()
@@ -212,7 +216,10 @@ class StaticLogits:
 
     def _apply(self) -> None:
         self._on_device.copy_(self._masks, non_blocking=True)
-        mask_rows(self.logits, self._on_device)
+        if self._pruned is None:
+            mask_rows(self.logits, self._on_device)
+        else:
+            self._pruned.mask(self.logits, self._on_device)
 
     def _run(self, what: object, body: Callable[[], None]) -> None:
         if what not in self._replays:
@@ -231,9 +238,14 @@ class Places:
         self.captures = captures
         self._by_address: dict[int, StaticLogits] = {}
 
-    def add(self, logits: torch.Tensor) -> None:
-        """From now on every forward of some shape writes its logits here."""
-        self._by_address[logits.data_ptr()] = StaticLogits(logits, self.captures)
+    def add(self, logits: torch.Tensor, pruned: DraftVocabulary | None = None) -> None:
+        """From now on every forward of some shape writes its logits here.
+
+        Args:
+            logits: fp32 ``[R, vocab]``, or ``[R, draft_vocab]`` of a pruned head.
+            pruned: what they stand for, if not for all tokens.
+        """
+        self._by_address[logits.data_ptr()] = StaticLogits(logits, self.captures, pruned)
 
     def find(self, logits: torch.Tensor) -> StaticLogits | None:
         """The place whose first rows ``logits`` are, if they are."""

@@ -12,6 +12,7 @@ import torch
 import strategies
 from harness.clock import Clock
 from harness.core import Finish, Request, RequestTrace, Sequence, StepTrace
+from harness.draft_vocabulary import DraftVocabulary
 from harness.grammar.matcher import GrammarEngine, TokenTable
 from harness.grammar.service import GrammarConfig, GrammarService, grammar_engine
 from harness.grammar.spec import GrammarSpec
@@ -78,6 +79,7 @@ class TableLM:
     def __init__(self, law: Law, vocab_size: int, slots: int, max_length: int = 256) -> None:
         self.law, self.vocab_size, self.max_length = law, vocab_size, max_length
         self.device = torch.device("cpu")
+        self.draft_vocabulary: DraftVocabulary | None = None
         self.cells: list[list[int]] = [[] for _ in range(slots)]
         self.forwards = 0
 

@@ -14,8 +14,9 @@ from typing import Protocol
 import torch
 
 from harness.bitmask import WORD_BITS, apply_by_step, dead_end, mask_rows, upload, words
+from harness.draft_vocabulary import DraftVocabulary
 from harness.errors import MatcherError
-from harness.static_logits import Places
+from harness.static_logits import EVERY_TOKEN, Places
 
 
 class RowSource(Protocol):
@@ -39,9 +40,10 @@ class MaskBuffer:
     Args:
         sequences: the most sequences of a batch.
         rows_per_sequence: drafts + 1.
-        vocab_size: width of the logits, padding included.
+        vocab_size: tokens of a row: the width of the logits, unless these are pruned.
         device: where the logits are.
         places: logits that stay where they are, so that masking them can be a graph.
+        pruned: what the logits stand for where a draft model has fewer than there are tokens.
 
     Attributes:
         host: int32 ``[sequences * rows_per_sequence, ceil(vocab_size / 32)]`` on the CPU, 1 =
@@ -55,12 +57,13 @@ class MaskBuffer:
         vocab_size: int,
         device: torch.device,
         places: Places | None = None,
+        pruned: DraftVocabulary | None = None,
     ) -> None:
         self.sequences = sequences
         self.rows_per_sequence = rows_per_sequence
         self.vocab_size = vocab_size
         self.device = device
-        self._places = places
+        self._places, self._pruned = places, pruned
         rows = sequences * rows_per_sequence
         # Pinned for CUDA, and read by copies that are only launched: they have ended when what
         # was chosen with these masks is read, and no row is filled again before that.
@@ -140,7 +143,7 @@ class MaskBuffer:
         """Mask packed logits in place, all flagged rows in one call (V1.3b, V1.3c).
 
         Args:
-            logits: fp32 ``[R, vocab]``.
+            logits: fp32 ``[R, vocab]``, or ``[R, draft_vocab]`` of a pruned head.
             first_row: by sequence, its first row of ``logits``.
             rows: by sequence, how many rows of ``logits`` it owns; flagged rows at or behind
                 this position have no logits and are left out (V1.3d).
@@ -148,7 +151,7 @@ class MaskBuffer:
         Raises:
             MatcherError: the layout does not fit the logits or the buffer.
         """
-        self._check_width(logits)
+        _check_width(logits, self.vocab_size if self._pruned is None else len(self._pruned))
         sources: list[int] = []
         targets: list[int] = []
         for sequence, (first, count) in enumerate(zip(first_row, rows, strict=True)):
@@ -167,9 +170,12 @@ class MaskBuffer:
         if place is not None:
             place.mask(self.host, sources, targets)
             return
-        aligned = torch.empty((len(logits), self.host.shape[1]), dtype=torch.int32)
+        aligned = torch.full((len(logits), self.host.shape[1]), EVERY_TOKEN, dtype=torch.int32)
         aligned[targets] = self.host[sources]
-        mask_rows(logits, upload(aligned, self.device), targets)
+        if self._pruned is None:
+            mask_rows(logits, upload(aligned, self.device), targets)
+        else:
+            self._pruned.mask(logits, upload(aligned, self.device))
 
     def apply_by_step(self, logits: torch.Tensor, first_row: Sequence[int]) -> None:
         """Mask packed logits in place, one call per position that any sequence flags (D15).
@@ -181,7 +187,7 @@ class MaskBuffer:
         Raises:
             MatcherError: the layout does not fit the logits or the buffer.
         """
-        self._check_width(logits)
+        _check_width(logits, self.vocab_size)
         sequences = range(len(first_row))
         steps = [
             [sequence for sequence in sequences if self.flagged(sequence, position)]
@@ -197,9 +203,10 @@ class MaskBuffer:
                 indices = upload(torch.tensor(listed, dtype=torch.int32), self.device)
                 apply_by_step(logits, masks[:, step], indices, ftp, step)
 
-    def _check_width(self, logits: torch.Tensor) -> None:
-        if logits.ndim != 2 or logits.shape[1] != self.vocab_size:
-            raise MatcherError(
-                f"logits of shape {list(logits.shape)} do not fit masks of {self.vocab_size} "
-                "tokens; build the buffer with the width of the model's logits (V1.3e)"
-            )
+
+def _check_width(logits: torch.Tensor, columns: int) -> None:
+    if logits.ndim != 2 or logits.shape[1] != columns:
+        raise MatcherError(
+            f"logits of shape {list(logits.shape)} do not fit masks of {columns} tokens; build the "
+            "buffer with the width of the model's logits (V1.3e)"
+        )

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from harness.models import attention
 from harness.models.language_model import RowInput
+from harness.models.pruned import draft_vocabulary
 from harness.models.ragged_cache import ALIGNMENT, RaggedCache
 
 if TYPE_CHECKING:
@@ -94,6 +95,10 @@ class CausalLM:
         vocab_size: of the tokenizer.
         slots: cache rows.
         max_length: tokens a row can hold, drafts included.
+
+    Attributes:
+        draft_vocabulary: see ``LanguageModel``.
+        columns: logits per row.
     """
 
     def __init__(
@@ -104,6 +109,8 @@ class CausalLM:
         self.slots = slots
         self.max_length = max_length
         self.device: torch.device = model.device
+        self.draft_vocabulary = draft_vocabulary(model, vocab_size)
+        self.columns = vocab_size if self.draft_vocabulary is None else len(self.draft_vocabulary)
         model.set_attn_implementation(attention.NAME)
         self.cache = RaggedCache(model, slots, max_length)
         config = model.config.get_text_config(decoder=True)
@@ -155,7 +162,7 @@ class CausalLM:
             kept: trailing columns that want logits.
 
         Returns:
-            ``[B, kept, vocab]`` in the model's dtype.
+            ``[B, kept, columns]`` in the model's dtype.
         """
         aim = self.cache.aim
         aim.view, aim.cells, aim.span = rows, cells, visible.shape[-1]
@@ -173,7 +180,7 @@ class CausalLM:
             logits_to_keep=kept,
             **{self._cache_argument: self.cache},
         ).logits
-        return logits[..., : self.vocab_size]
+        return logits[..., : self.columns]
 
     def _mask(self, visible: torch.Tensor) -> torch.Tensor:
         if self._by_head and visible.shape[1] <= attention.NARROW:

@@ -19,6 +19,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 from safetensors import SafetensorError
+from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -32,9 +33,13 @@ from transformers.utils import logging as transformers_logging
 
 from harness.errors import ConfigError
 from harness.models.gguf import converted, packaged_gguf
+from harness.models.pruned import prune_head, read_head
 
 WEIGHTS = Path(__file__).parent / "weights"
 """The drafts that come with the project, one folder each."""
+
+PRUNED_HEAD = {"ignore_mismatched_sizes": True, "tie_word_embeddings": False}
+"""How transformers is asked to leave a head alone that has fewer rows than there are tokens."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
@@ -105,16 +110,20 @@ def read_model(
     dtype: torch.dtype,
     device: torch.device,
     embeddings_of: PreTrainedModel | None = None,
+    kept_ids: torch.Tensor | None = None,
 ) -> PreTrainedModel:
     """The model, ready for inference.
 
     Args:
         embeddings_of: the model whose embeddings and head this one uses: the same modules, not
             copies. Its own files lack them.
+        kept_ids: the target ids of the rows of a pruned head; see ``pruned``.
 
     Raises:
         ConfigError: a tensor is missing, damaged, or of the wrong shape.
     """
+    # The rows of a pruned head are not those that the configuration promises: read by themselves.
+    own_head = {} if kept_ids is None else PRUNED_HEAD
     with _quiet():
         model, loading = _fetch(
             AutoModelForCausalLM.from_pretrained,
@@ -123,12 +132,21 @@ def read_model(
             dtype=dtype,
             attn_implementation="sdpa",
             output_loading_info=True,
+            **own_head,
         )
-    missing = set(loading["missing_keys"])
+    missing = {*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])}
     if embeddings_of is not None:
         model.set_input_embeddings(embeddings_of.get_input_embeddings())
         model.set_output_embeddings(embeddings_of.get_output_embeddings())
         missing -= _names_of_shared_tensors(model, embeddings_of)
+    if kept_ids is not None:
+        head = model.get_output_embeddings()
+        missing -= _names_of_shared_tensors(model, head)
+        model.set_output_embeddings(
+            read_head(source, head, kept_ids)
+            if embeddings_of is None
+            else prune_head(head, kept_ids)
+        )
     if missing:
         raise ConfigError(
             f"{field}: the weights of {source} lack {len(missing)} tensors, {min(missing)} among "
@@ -181,7 +199,7 @@ def check_architecture(config: PretrainedConfig, field: str) -> None:
         )
 
 
-def _names_of_shared_tensors(model: PreTrainedModel, other: PreTrainedModel) -> set[str]:
+def _names_of_shared_tensors(model: PreTrainedModel, other: nn.Module) -> set[str]:
     theirs = {id(tensor) for tensor in other.parameters()}
     named = model.named_parameters(remove_duplicate=False)
     return {name for name, tensor in named if id(tensor) in theirs}

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence as SequenceOf
 
 import torch
 
-from harness.argmax import largest
-from harness.core import Proposal, Sequence, longest_common_prefix
+from harness.argmax import largest_allowed
+from harness.core import PAD, Proposal, Sequence, longest_common_prefix
 from harness.models.draws import draft_uniforms
 from harness.models.graphs import StaticLM
 from harness.models.language_model import LanguageModel, RowInput
@@ -69,15 +69,15 @@ class DraftChain:
         """Feed each active sequence's pending tokens.
 
         Returns:
-            Logits ``[len(active), vocab]``, one row per entry of ``active``.
+            Logits ``[len(active), vocab]`` (``draft_vocab`` of a pruned head), one row per entry
+            of ``active``.
         """
         inputs = []
         for i in self.active:
             sequence, chain = self._sequences[i], self._chains[i]
             self._forwards[i] += 1
             if chain:
-                # Where the draft model's law is empty it drew PAD, which no model can be fed.
-                start, tokens = sequence.length + len(chain) - 1, [max(chain[-1], 0)]
+                start, tokens = sequence.length + len(chain) - 1, [chain[-1]]
                 sequence.draft_ahead = list(chain)
             else:
                 start, tokens = sequence.draft_length, sequence.draft_pending
@@ -86,9 +86,11 @@ class DraftChain:
         return self._model.forward(inputs)
 
     def extend(self, logits: torch.Tensor, stop: StopRule | None = None) -> None:
-        """Draw a draft for each active sequence; a full or stopped one leaves ``active``."""
+        """Draw a draft for each active sequence; one that is full, is stopped, or has no draft to
+        draw (an empty law) leaves ``active``."""
+        pruned = self._model.draft_vocabulary
         if self._sampling is None and self._width == 1:
-            tokens = choose(largest, logits, self._places)[:, None]
+            tokens = choose(largest_allowed, logits, self._places)[:, None]
         elif self._sampling is None:
             tokens = logits.topk(self._width, dim=-1).indices
         else:
@@ -96,13 +98,16 @@ class DraftChain:
             u = [self._uniform(i, len(self._chains[i])) for i in self.active]
             uniforms = torch.tensor(u, dtype=torch.float64)
             tokens = choose(Draw(self._sampling), logits, self._places, uniforms)[:, None]
+            laws = q if pruned is None else pruned.spread(q)
             for row, i in enumerate(self.active):
-                self._q[i].append(q[row])
+                self._q[i].append(laws[row])
         stopped = [False] * len(self.active) if stop is None else read_back(stop(logits)).tolist()
         nodes = read_back(tokens).tolist()
+        if pruned is not None:
+            nodes = [[pruned.target_id(token) for token in row] for row in nodes]
         still = []
         for i, (token, *leaves), ends in zip(self.active, nodes, stopped, strict=True):
-            if ends:
+            if ends or token == PAD:
                 continue
             self._chains[i].append(token)
             self._leaves[i].append(leaves)

@@ -34,7 +34,7 @@ class StaticLM:
     ) -> None:
         self.model = model
         self.vocab_size, self.device = model.vocab_size, model.device
-        self.max_length = model.max_length
+        self.max_length, self.draft_vocabulary = model.max_length, model.draft_vocabulary
         self.buckets = Buckets(model.slots, model.max_length, decode_width)
         self._places = places
         self._forwards: dict[Bucket, Forward] = {}
@@ -101,7 +101,7 @@ class StaticLM:
         if bucket not in self._forwards:
             station = self._forwards[bucket] = Forward(self.model, bucket)
             station.record(self._places.captures)
-            self._places.add(station.logits)
+            self._places.add(station.logits, self.draft_vocabulary)
         return self._forwards[bucket]
 
     def _chain(self, inputs: Sequence[RowInput], k: int) -> Chain | None:
@@ -178,7 +178,7 @@ class Station:
     def _logits(
         self, tokens: torch.Tensor, cells: torch.Tensor, rows: slice | torch.Tensor, kept: int
     ) -> torch.Tensor:
-        """One forward, ``[rows, kept, vocab]``."""
+        """One forward, ``[rows, kept, columns]``."""
         positions = cells.where(cells < self._model.max_length, 0)
         visible = see_causally(positions, self.bucket.span)
         return self._model.compute(tokens, positions, cells, visible, rows, kept)
@@ -188,12 +188,12 @@ class Forward(Station):
     """One forward of a bucket.
 
     Attributes:
-        logits: fp32 ``[rows * kept, vocab]``; the wanted rows come first.
+        logits: fp32 ``[rows * kept, columns]``; the wanted rows come first.
     """
 
     def __init__(self, model: CausalLM, bucket: Bucket) -> None:
         super().__init__(model, bucket)
-        shape = bucket.rows * bucket.kept, model.vocab_size
+        shape = bucket.rows * bucket.kept, model.columns
         self.logits = torch.empty(shape, dtype=torch.float32, device=model.device)
 
     def _body(self) -> None:
@@ -219,10 +219,13 @@ class Chain(Station):
     def _body(self) -> None:
         tokens, cells, _, _ = self._inputs()
         rows, scratch = slice(0, self.bucket.rows), self._model.max_length
+        pruned = self._model.draft_vocabulary
         drafts = []
         for _ in range(self._k):
             logits = self._logits(tokens, cells, rows, 1)
             tokens = largest(logits[:, -1])[:, None]
+            if pruned is not None:  # what the model reads next is a target id
+                tokens = pruned.target_ids(tokens)
             cells = (cells[:, -1:] + 1).clamp(max=scratch)  # an idle row stays there
             drafts.append(tokens)
         self.mailbox.send(torch.cat(drafts, dim=1))

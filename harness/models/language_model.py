@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch
 
+from harness.draft_vocabulary import DraftVocabulary
+
 
 @dataclass(slots=True)
 class RowInput:
@@ -31,18 +33,24 @@ class RowInput:
 
 
 class LanguageModel(Protocol):
-    """A causal language model with ``slots`` ragged cache rows."""
+    """A causal language model with ``slots`` ragged cache rows.
+
+    Attributes:
+        vocab_size: of the tokens that it reads, and of its logits unless they are pruned.
+        draft_vocabulary: what its logits stand for where the head is pruned; None = all tokens.
+    """
 
     vocab_size: int
     max_length: int
     device: torch.device
+    draft_vocabulary: DraftVocabulary | None
 
     def forward(self, inputs: Sequence[RowInput]) -> torch.Tensor:
         """Feed tokens and return their logits.
 
         Returns:
-            fp32 ``[Σ inputs.logits, vocab]``, packed in the order of ``inputs``. On CUDA the
-            work is only launched.
+            fp32 ``[Σ inputs.logits, vocab]`` (``draft_vocab`` of a pruned head), packed in the
+            order of ``inputs``. On CUDA the work is only launched.
         """
         ...
 

@@ -18,6 +18,7 @@ from harness.models.checkpoint import (
     read_tokenizer,
     shares_embeddings,
 )
+from harness.models.pruned import is_pruned, read_target_ids
 
 DTYPES = {
     "float32": torch.float32,
@@ -34,6 +35,7 @@ class PairConfig:
         target: ``smollm2`` (the packaged default), a folder, or a hub id.
         draft: the same, or a folder whose ``config.json`` says ``"embeddings": "shared"``: it
             lacks embeddings and head and takes the target's; ``smollm2-draft-3l`` is packaged.
+            With ``"draft_vocab_size"`` it has a pruned head, see ``harness.models.pruned``.
             None = no draft model.
         dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto``: the first on a CPU, the
             second on CUDA.
@@ -80,25 +82,26 @@ def load_pair(config: PairConfig) -> Pair:
 
     source = locate(config.target, "pair.target")
     target_config = read_config(source, "pair.target")
-    if shares_embeddings(target_config):
+    if shares_embeddings(target_config) or is_pruned(target_config):
+        lack = "embeddings" if shares_embeddings(target_config) else "a whole head"
         raise ConfigError(
-            f"pair.target: {config.target} is a draft without embeddings; name it as pair.draft"
+            f"pair.target: {config.target} is a draft without {lack}; name it as pair.draft"
         )
     tokenizer = read_tokenizer(source, "pair.target")
     if tokenizer is None:
         raise ConfigError(f"pair.target: {config.target} has no tokenizer; save it there")
     check_width(target_config, tokenizer, "pair.target")
 
-    draft_source, shared = None, False
+    draft_source, shared, kept_ids = None, False, None
     if config.draft is not None:
         draft_source = locate(config.draft, "pair.draft")
-        shared = _check_draft(draft_source, target_config, tokenizer)
+        shared, kept_ids = _check_draft(draft_source, target_config, tokenizer)
 
     target = read_model(source, "pair.target", dtype, device)
     draft = None
     if draft_source is not None:
         lender = target if shared else None
-        draft = read_model(draft_source, "pair.draft", dtype, device, embeddings_of=lender)
+        draft = read_model(draft_source, "pair.draft", dtype, device, lender, kept_ids)
     return Pair(
         target=target,
         draft=draft,
@@ -187,11 +190,12 @@ def check_same_tokens(target: PreTrainedTokenizerFast, draft: PreTrainedTokenize
 
 def _check_draft(
     source: str, target_config: PretrainedConfig, tokenizer: PreTrainedTokenizerFast
-) -> bool:
-    """Check a draft against its target before any weights are read.
+) -> tuple[bool, torch.Tensor | None]:
+    """Check a draft against its target before any model is read.
 
     Returns:
-        True if the draft takes its embeddings and head from the target.
+        Whether the draft takes its embeddings and head from the target, and the target ids of the
+        rows of a pruned head.
     """
     config = read_config(source, "pair.draft")
     shared = shares_embeddings(config)
@@ -203,7 +207,7 @@ def _check_draft(
     if shared:
         _check_embeddings_fit(config, target_config)
     check_width(config, tokenizer, "pair.draft")
-    return shared
+    return shared, read_target_ids(source, config, len(tokenizer)) if is_pruned(config) else None
 
 
 def _check_embeddings_fit(draft: PretrainedConfig, target: PretrainedConfig) -> None:
