@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from harness.core import Verdict
-from harness.models import drafters, verification, verifiers
+from harness.models import drafters, sampling, verification, verifiers
 from harness.models.draws import COIN, RESAMPLE, SAMPLE, Draws
 from harness.models.sampling import sample
 from harness.models.verifiers import (
@@ -184,7 +184,7 @@ class Tape:
             for module, name in (
                 (verification, "uniforms"),
                 (drafters, "draft_uniforms"),
-                *((module, "sample") for module in (verification, verifiers, drafters)),
+                *((module, "sample") for module in (sampling, verifiers)),
             ):
                 stack.enter_context(patch.object(module, name, getattr(self, name)))
             stack.enter_context(patch.object(VerifyBatch, "draws", watched))
