@@ -29,7 +29,6 @@ from experiments.study import Study
 from harness.config import Config, GrammarConfig
 from harness.core import longest_common_prefix
 from harness.loop import DecodeLoop, EngineConfig
-from harness.models.drafters import ModelDrafter
 from harness.models.graphs import StaticLM
 from harness.models.language_model import RowInput
 from harness.models.pair import PairConfig
@@ -198,11 +197,10 @@ def configuration(slots: int, settings: dict[str, str]) -> Config:
 
 def bare_times(run: Run) -> dict[int, dict[str, float]]:
     """By span of the context, replay times of the captured shapes, µs."""
-    target, drafter = run.loops[0].target, run.drafter
+    target, draft = run.loops[0].target, run.draft_model
     assert isinstance(target, StaticLM), "engine_limits measures captured shapes"
     ends = range(1, target.max_length + 1)
     spans = sorted({target.buckets.span(end) for end in ends})
-    draft = drafter.model if isinstance(drafter, ModelDrafter) else None
     return {
         span: replays(target, draft if isinstance(draft, StaticLM) else None, span)
         for span in spans

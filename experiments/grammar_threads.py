@@ -25,6 +25,7 @@ from typing import Any, cast
 from experiments.study import Study
 from harness.clock import Clock
 from harness.core import Proposal, Request, Sequence, Verdict
+from harness.drafters.model import ModelDrafter
 from harness.errors import GrammarError
 from harness.grammar.masks import MaskBuffer
 from harness.grammar.matcher import CompiledGrammar, Whitespace
@@ -34,7 +35,6 @@ from harness.grammar.spec import GrammarSpec
 from harness.grammar.tracked import TrackedMatcher
 from harness.grammar.vocabulary import token_table
 from harness.models.checkpoint import locate, read_tokenizer
-from harness.models.drafters import ModelDrafter
 from harness.models.pair import choose_device
 from harness.models.sampling import Sampling
 from harness.results.table import Table, print_tables

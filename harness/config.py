@@ -9,6 +9,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import strategies
+from harness.drafters.config import DrafterConfig
 from harness.errors import ConfigError
 from harness.grammar.service import GrammarConfig
 from harness.loop import EngineConfig
@@ -25,7 +26,7 @@ class Config:
 
     Attributes:
         strategy: the one to run; missing or empty = compare all of ``compare``.
-        compare: strategies of a comparison, in this order; empty = all.
+        compare: strategies of a comparison, in this order; empty = all that the drafter can serve.
         options: by strategy, its own options dataclass.
         name: of the run folder, after the date.
         runs: folder that run folders are made in.
@@ -40,6 +41,7 @@ class Config:
     seed: int = 0
     resume: str | None = None
     pair: PairConfig = MISSING
+    drafter: DrafterConfig = field(default_factory=DrafterConfig)
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -88,6 +90,27 @@ def options_of(strategy: type[Strategy], config: Config) -> Any:
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"options.{strategy.name}: {reason}") from None
+
+
+def chosen(config: Config) -> list[type[Strategy]]:
+    """The strategy that was asked for, or those to compare.
+
+    Raises:
+        ConfigError: one is unknown, named twice, or cannot be served by the drafter.
+    """
+    if len(set(config.compare)) < len(config.compare):
+        raise ConfigError("compare: a strategy is named twice; name each once")
+    if not (named := [config.strategy] if config.strategy else config.compare):
+        every = strategies.registry().values()
+        return [each for each in every if config.drafter.has_logits or not _needs(each, config)]
+    found = [strategies.find(name) for name in named]
+    for each in found:
+        config.drafter.check_serves(_needs(each, config))
+    return found
+
+
+def _needs(strategy: type[Strategy], config: Config) -> str:
+    return strategy.needs_logits(options_of(strategy, config))
 
 
 def _structured(dataclass: type) -> DictConfig:

@@ -198,8 +198,8 @@ class Proposal:
 
     @property
     def drafted_raw(self) -> int:
-        """Drafts before anything was cut."""
-        return len(self.raw)
+        """Drafts before anything was cut; padding was never one."""
+        return sum(token != PAD for token in self.raw)
 
     @property
     def drafted(self) -> int:
@@ -212,9 +212,10 @@ class Proposal:
 
     @property
     def trimmed_ids(self) -> list[int]:
-        """The raw drafts that are not verified; ``PAD`` where the draft model had none."""
+        """The raw drafts that are not verified."""
         verified = [*self.tokens, *[PAD] * (len(self.raw) - len(self.tokens))]
-        return [raw for raw, token in zip(self.raw, verified, strict=True) if token == PAD]
+        pairs = zip(self.raw, verified, strict=True)
+        return [raw for raw, token in pairs if token == PAD != raw]
 
     @property
     def parent_nodes(self) -> SequenceOf[int]:

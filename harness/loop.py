@@ -30,6 +30,7 @@ from harness.core import (
     StepTrace,
 )
 from harness.detail import DetailedVerifier
+from harness.drafters.base import Drafter, SteppedDrafter
 from harness.errors import ConfigError, DeadEnd
 from harness.grammar.masks import MaskBuffer
 from harness.grammar.matcher import GrammarEngine
@@ -37,7 +38,6 @@ from harness.grammar.pool import GrammarPool
 from harness.grammar.service import GrammarService
 from harness.grammar.tracked import TrackedMatcher
 from harness.invariants import Invariants
-from harness.models.drafters import ModelDrafter, settle
 from harness.models.graphs import StaticLM
 from harness.models.language_model import LanguageModel, RowInput
 from harness.static_logits import Places
@@ -129,7 +129,7 @@ class DecodeLoop:
 
     Args:
         target: the model whose law counts.
-        drafter: the draft model; None for strategies that use none.
+        drafter: where drafts come from; None for strategies that use none.
         strategy: how grammar and drafts share the loop.
         grammars: compiles specs.
         config: slots and draft length.
@@ -144,7 +144,7 @@ class DecodeLoop:
     def __init__(
         self,
         target: LanguageModel,
-        drafter: ModelDrafter | None,
+        drafter: Drafter | None,
         strategy: Strategy,
         grammars: GrammarService,
         config: EngineConfig,
@@ -153,7 +153,7 @@ class DecodeLoop:
         places: Places | None = None,
     ) -> None:
         if strategy.uses_draft and drafter is None:
-            raise ConfigError(f"pair.draft: strategy {strategy.name} drafts; name a draft model")
+            raise ConfigError(f"drafter: strategy {strategy.name} drafts; give it a drafter")
         _check_rollback(strategy, grammars.engine)
         self.target, self.strategy, self.grammars = target, strategy, grammars
         self.drafter = drafter if strategy.uses_draft else None
@@ -161,7 +161,7 @@ class DecodeLoop:
         self.clock, self._places = clock, places
         vocab_size, device = target.vocab_size, target.device
         self._masks = MaskBuffer(config.slots, strategy.reserve, vocab_size, device, places)
-        pruned = None if drafter is None else drafter.model.draft_vocabulary
+        pruned = drafter.draft_vocabulary if isinstance(drafter, SteppedDrafter) else None
         self._draft_masks = MaskBuffer(config.slots, 1, vocab_size, device, places, pruned)
         self._stop_ids = strategy.setup.table.stop_ids
         self._free = list(range(config.slots - 1, -1, -1))
@@ -307,7 +307,7 @@ class DecodeLoop:
         return step, before, hidden_us + self._hidden(launched)
 
     def _propose(self, step: Step) -> None:
-        """Jump and draft; in the prefill step the draft model reads the prompts."""
+        """Jump and draft; in the prefill step the drafter reads the prompts."""
         if not step.prefill:
             self.strategy.before_step(step)
         with self.clock.span("draft"):
@@ -382,7 +382,8 @@ class DecodeLoop:
             if step.proposals[index].parents is not None:
                 self.target.keep_path(sequence.slot, sequence.length, verdict.path[:cached])
             sequence.target_length = sequence.length + cached
-            settle(sequence, kept)
+            if self.drafter is not None:
+                self.drafter.settle(sequence, step.proposals[index], verdict, kept)
             sequence.drawn = sequence.draw_position + len(kept)
             sequence.output_ids.extend(kept)
             sequence.gaps.extend(verdict.gaps[: len(kept)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from typing import Any, cast
 
@@ -12,10 +12,14 @@ import pandas as pd
 import torch
 from transformers import PreTrainedModel
 
-import strategies
 from harness.clock import Clock
-from harness.config import Config, options_of
+from harness.config import Config, chosen, options_of
 from harness.core import Finish, Request, RequestTrace, Sequence, StepTrace
+from harness.drafters.base import Drafter
+from harness.drafters.build import Parts, make_drafter, needed_pair
+from harness.drafters.costs import step_costs
+from harness.drafters.length import Costs
+from harness.drafters.oracle import check_references, references_of
 from harness.errors import ConfigError, RequestError
 from harness.grammar.matcher import TokenTable, Whitespace
 from harness.grammar.reasoning import answer_ids
@@ -23,7 +27,6 @@ from harness.grammar.service import GrammarService, grammar_engine
 from harness.grammar.vocabulary import check_token_bytes, token_table
 from harness.loop import DecodeLoop, Times
 from harness.models.causal_lm import CausalLM
-from harness.models.drafters import ModelDrafter
 from harness.models.graphs import StaticLM
 from harness.models.language_model import LanguageModel
 from harness.models.pair import Pair, load_pair
@@ -115,9 +118,11 @@ class Run:
         self._clock = Clock()
         self._places = Places(Captures(self._clock))
         self._classes = chosen(config)
+        drafts = any(each.uses_draft for each in self._classes)
+        references = references_of(config.drafter, config.sampling) if drafts else {}
         if config.engine.threads:
             torch.set_num_threads(config.engine.threads)
-        pair = load_pair(config.pair)
+        pair = load_pair(needed_pair(config.pair, config.drafter if drafts else None))
         self._pair_name = pair.name
         self._dtype = str(pair.target.dtype).removeprefix("torch.")
         items = load(config.workload, pair.tokenizer)
@@ -128,9 +133,21 @@ class Run:
         codec = HFCodec(pair.tokenizer)
         self._setup = Setup(config.sampling, config.engine.draft_tokens, table, codec)
         self.items, self.requests = self._requests(items, pair)
+        if references:
+            check_references(references, self.requests, str(config.drafter.reference))
         made = self._make_strategies()
         self._check_context(pair, made)
-        self._target, self.drafter = self._models(pair, made)
+        self._target, self.draft_model = self._models(pair)
+        self.costs = self._step_costs() if drafts else None
+        self._parts = Parts(
+            config.engine.draft_tokens,
+            self._target.vocab_size,
+            codec,
+            self.draft_model,
+            self._places,
+            references,
+            self.costs,
+        )
         self.loops, self._judges = self._start(made, recorder, progress)
 
     @property
@@ -183,7 +200,7 @@ class Run:
         loops = [
             DecodeLoop(
                 self._target,
-                self.drafter,
+                self._drafter(each),
                 each,
                 service,
                 self.config.engine,
@@ -204,6 +221,7 @@ class Run:
             "device": str(self._target.device),
             "slots": engine.slots,
             "K": engine.draft_tokens,
+            "drafter": self.config.drafter.label,
             "grammar": f"{self._grammars.name} ({self._grammars.whitespace} JSON)",
             "temperature": sampling.temperature,
             "workload": f"{self.config.workload.name} ({len(self.items)} items)",
@@ -214,13 +232,15 @@ class Run:
         return token_texts(self._setup.table, self._setup.codec, used_ids(steps))
 
     def facts(self) -> dict[str, Any]:
-        """What the engine did besides decoding: captured graphs, their time, the peak memory."""
+        """What the engine did besides decoding: captured graphs, their time, the peak memory, and
+        what an adaptive length took for the costs of a step."""
         captures = self._places.captures
         cuda = self._target.device.type == "cuda"
         return {
             "graphs": captures.graphs,
             "capture_s": captures.capture_s,
             "peak_memory_mib": torch.cuda.max_memory_allocated() / 2**20 if cuda else None,
+            **({} if self.costs is None else {"step_costs": asdict(self.costs)}),
         }
 
     def _turns(self) -> Iterator[SequenceOf[Request]]:
@@ -269,15 +289,23 @@ class Run:
             )
         self.max_length = min(limit, max(needed, default=1))
 
-    def _models(
-        self, pair: Pair, made: SequenceOf[Strategy]
-    ) -> tuple[LanguageModel, ModelDrafter | None]:
+    def _models(self, pair: Pair) -> tuple[LanguageModel, LanguageModel | None]:
         """The two models over caches of the workload's size."""
         target = self._engine(pair, pair.target)
-        if pair.draft is None or not any(each.uses_draft for each in made):
-            return target, None
-        draft = self._engine(pair, pair.draft)
-        return target, ModelDrafter(draft, self.config.engine.draft_tokens, self._places)
+        return target, self._engine(pair, pair.draft) if pair.draft is not None else None
+
+    def _step_costs(self) -> Costs | None:
+        """What an adaptive length reckons with."""
+        drafter, engine = self.config.drafter, self.config.engine
+        if drafter.length != "adaptive":
+            return None
+        return step_costs(
+            drafter, self._target, self.draft_model, engine.slots, engine.draft_tokens
+        )
+
+    def _drafter(self, strategy: Strategy) -> Drafter | None:
+        """One of its own, for a drafter learns from what became of its drafts."""
+        return make_drafter(self.config.drafter, self._parts) if strategy.uses_draft else None
 
     def _engine(self, pair: Pair, model: PreTrainedModel) -> LanguageModel:
         """A model as ``engine.mode`` wants it."""
@@ -286,21 +314,6 @@ class Run:
         if engine.mode == "graphs" or (engine.mode == "auto" and eager.device.type == "cuda"):
             return StaticLM(eager, 1 + engine.draft_tokens, self._places, engine.compile)
         return eager
-
-
-def chosen(config: Config) -> list[type[Strategy]]:
-    """The strategy that was asked for, or those to compare.
-
-    Raises:
-        ConfigError: one is unknown, or named twice.
-    """
-    if config.strategy:
-        return [strategies.find(config.strategy)]
-    if len(set(config.compare)) < len(config.compare):
-        raise ConfigError("compare: a strategy is named twice; name each once")
-    if config.compare:
-        return [strategies.find(name) for name in config.compare]
-    return list(strategies.registry().values())
 
 
 def forget_set_up() -> None:

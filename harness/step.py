@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from harness.core import Proposal, Sequence, Verdict
 from harness.errors import HarnessError
 from harness.grammar.masks import MaskBuffer
 from harness.grammar.tracked import TrackedMatcher
-from harness.models.drafters import ModelDrafter
 from harness.static_logits import Places
 
 if TYPE_CHECKING:
     from harness.detail import Detail
+    from harness.drafters.base import Drafter, SteppedDrafter
     from harness.grammar.pool import GrammarPool
 
 
@@ -27,7 +27,7 @@ class Step:
         sequences: the batch; some may fail on the way and stay in place.
         masks: mask rows of the verification, ``masks.row(i, j)`` after draft j of sequence i.
         draft_masks: one mask row per sequence for a draft step.
-        drafter: the draft model; None when the strategy uses none.
+        drafter: where drafts come from; None when the strategy uses none.
         prefill: the sequences are new: no drafts, one row each.
         pool: does grammar work that sequences do not share.
         places: logits that stay where they are.
@@ -42,7 +42,7 @@ class Step:
     sequences: list[Sequence]
     masks: MaskBuffer
     draft_masks: MaskBuffer
-    drafter: ModelDrafter | None
+    drafter: Drafter | None
     prefill: bool
     pool: GrammarPool
     places: Places | None = None
@@ -58,10 +58,15 @@ class Step:
         self.kept = [[] for _ in self.sequences]
 
     @property
-    def drafts(self) -> ModelDrafter:
+    def drafts(self) -> Drafter:
         """The drafter of a strategy that uses one."""
         assert self.drafter is not None, "a strategy that drafts sets uses_draft"
         return self.drafter
+
+    @property
+    def stepped_drafts(self) -> SteppedDrafter:
+        """The drafter of a strategy that comes between its steps."""
+        return cast("SteppedDrafter", self.drafts)  # ``Strategy.needs_logits`` has asked for it
 
     def constrained(self) -> Iterator[tuple[int, Sequence, TrackedMatcher]]:
         """Index, sequence and matcher of those that have a grammar and have not failed.

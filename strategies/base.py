@@ -59,7 +59,7 @@ class Strategy:
     Attributes:
         options: the strategy's own config dataclass, upstream's released behaviour by default.
         name: what the user calls it.
-        uses_draft: it drafts, so the pair needs a draft model.
+        uses_draft: it drafts, so it needs a drafter.
         constrained: it applies grammars at all.
         tree_width: draft nodes per depth; 1 for a chain.
         verifier: decides which drafts live.
@@ -77,6 +77,12 @@ class Strategy:
     def __init__(self, options: Any, setup: Setup) -> None:
         self.options, self.setup = options, setup
         self.verifier: Verifier = Greedy()
+
+    @classmethod
+    def needs_logits(cls, options: Any) -> str:
+        """The setting that looks at the drafter's logits between its steps, by its name for the
+        user: only a draft model can then draft. Empty = the strategy takes any drafter."""
+        return ""
 
     @property
     def reserve(self) -> int:

@@ -13,12 +13,14 @@ numbers.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from harness.bitmask import dead_end
 from harness.core import Sequence, Verdict
+from harness.drafters.length import unsure
 from harness.errors import ConfigError, DeadEnd, MatcherError
 from harness.grammar.tracked import TrackedMatcher
 from harness.models.verifiers import CheckThenResample
@@ -88,19 +90,20 @@ class LlamaCpp(Strategy):
         self.verifier = CheckThenResample()
         self.stats = DraftStats()
 
+    @classmethod
+    def needs_logits(cls, options: LlamaCppOptions) -> str:
+        """``p_min`` is measured in them (L8)."""
+        return f"options.llamacpp.p_min={options.p_min}" if options.p_min > 0 else ""
+
     def propose(self, step: Step) -> None:
         """The draft's argmax, stopped at ``p_min``, dropped below ``n_min`` (L8-L10)."""
-        stop = self.unsure if self.options.p_min > 0 else None  # no probability is below 0
+        stop = None
+        if self.options.p_min > 0:  # no probability is below 0
+            stop = partial(unsure, p_min=self.options.p_min, among=TOP_K)
         step.proposals = step.drafts.free(step.sequences, stop=stop)
         for proposal in step.proposals:
-            if len(proposal.tokens) < self.options.n_min:
+            if proposal.drafted < self.options.n_min:
                 proposal.tokens = []
-
-    def unsure(self, logits: torch.Tensor) -> torch.Tensor:
-        """Rows whose best token is less likely than ``p_min`` among the top 10 (L8, L9)."""
-        top = logits.topk(min(TOP_K, logits.shape[-1]), dim=-1).values
-        unsure: torch.Tensor = top.softmax(-1)[:, 0] < self.options.p_min
-        return unsure
 
     def verify_rows(self, step: Step) -> None:
         """Mask no row (L4); only the accounting wants to know what is legal here."""
@@ -125,8 +128,8 @@ class LlamaCpp(Strategy):
         for sequence, proposal, verdict in zip(
             step.sequences, step.proposals, step.verdicts, strict=True
         ):
-            if proposal.tokens and sequence.error is None:
-                self.stats.observe(len(proposal.tokens), verdict.accepted)
+            if proposal.drafted and sequence.error is None:
+                self.stats.observe(proposal.drafted, verdict.accepted)
 
     def statistics(self) -> dict[str, Any]:
         """llama.cpp's own numbers."""

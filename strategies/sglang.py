@@ -64,6 +64,11 @@ class Sglang(Strategy):
         self.tree_width = options.tree_width
         self.verifier = TargetOnly(options.threshold_single, options.threshold_acc)
 
+    @classmethod
+    def needs_logits(cls, options: SglangOptions) -> str:
+        """A tree's leaves are the runners-up of its chain."""
+        return f"options.sglang.tree_width={options.tree_width}" if options.tree_width > 1 else ""
+
     @property
     def rewrites(self) -> bool:
         """A jump may change tokens that were emitted (S1h)."""

@@ -138,13 +138,18 @@ class Trtllm(Strategy):
         super().__init__(options, setup)
         self.verifier = MatchOwnSample() if options.overlap else RejectionSampling()
 
+    @classmethod
+    def needs_logits(cls, options: TrtllmOptions) -> str:
+        """They are masked at every draft step (1.4a, step 4)."""
+        return "strategy trtllm"
+
     def propose(self, step: Step) -> None:
         """The draft loop between its two rollbacks (1.4a, steps 3 to 5)."""
         for _, sequence, matcher in step.constrained():
             with isolate(sequence):
                 ledgers(sequence).roll_back_rejected(matcher)
         law = None if self.options.overlap else self.setup.draft_law
-        chain = step.drafts.chain(step.sequences, law)
+        chain = step.stepped_drafts.chain(step.sequences, law)
         while chain.active:
             logits = chain.forward()
             step.draft_masks.clear()

@@ -7,6 +7,7 @@ from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 
 from harness.config import Config
+from harness.drafters.config import DrafterConfig
 from harness.loop import DecodeLoop, EngineConfig
 from harness.models.pair import PairConfig
 from harness.models.sampling import Sampling
@@ -26,6 +27,7 @@ class Bench:
         slots: of the engine.
         device: of both models.
         sampling: how tokens are chosen.
+        drafter: where drafts come from; None = the draft model.
         options: by strategy, its options.
     """
 
@@ -37,6 +39,7 @@ class Bench:
         slots: int,
         device: str = "cpu",
         sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+        drafter: DrafterConfig | None = None,
         **options: object,
     ) -> None:
         target, draft = save_pair(folder)
@@ -45,6 +48,7 @@ class Bench:
         config = Config(
             strategy="",
             options=options,
+            drafter=drafter or DrafterConfig(),
             pair=PairConfig(str(target), str(draft), "float32", device),
             workload=WorkloadConfig("file", str(path), max_new_tokens=max_new_tokens),
             engine=EngineConfig(slots=slots, mode="graphs"),

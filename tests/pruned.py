@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from harness.draft_vocabulary import DraftVocabulary
-from harness.models.drafters import ModelDrafter
+from harness.drafters.model import ModelDrafter
 
 HEAD, BIAS = "lm_head.weight", "lm_head.bias"
 

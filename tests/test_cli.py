@@ -151,6 +151,55 @@ def test_a_sweep_runs_each_combination(invoke: Callable[..., list[Path]]) -> Non
     ]
 
 
+def test_a_sweep_over_drafters_compares_the_strategies_that_each_can_serve(
+    invoke: Callable[..., list[Path]],
+) -> None:
+    folders = invoke("-m", "drafter=model,ngram,random")
+    by_drafter = {
+        json.loads((folder / "manifest.json").read_text())["setup"]["drafter"]: folder
+        for folder in folders
+    }
+    every = set(strategies.registry())
+    assert set(summary_of(by_drafter["model"])) == every
+    for name in ("ngram", "random"):
+        summary = summary_of(by_drafter[name])
+        assert set(summary) == every - {"trtllm"}
+        assert all(metrics["draft_forwards"] == 0 for metrics in summary.values())
+        requests = pd.read_parquet(by_drafter[name] / "requests.parquet")
+        assert requests[~requests.strategy.isin(["unguided", "sglang"])].identical.all()
+
+
+def test_no_draft_model_is_loaded_that_nobody_uses(
+    invoke: Callable[..., list[Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    invoke("drafter=grammar", "compare=[plain,vllm]", "pair.draft=/nowhere")
+    invoke("+strategy=plain", "pair.draft=/nowhere")
+    with pytest.raises(SystemExit):
+        invoke("drafter=chain", "+strategy=vllm", "pair.draft=/nowhere")
+    assert "pair.draft" in capsys.readouterr().err
+
+
+def test_an_oracle_replays_the_plain_of_another_run(invoke: Callable[..., list[Path]]) -> None:
+    (reference,) = invoke("+strategy=plain", "name=reference")
+    oracle = ["drafter=oracle", f"drafter.reference={reference}", "drafter.rate=1"]
+    folder = invoke("compare=[vllm,llamacpp]", "name=replay", *oracle)[-1]
+    summary = summary_of(folder)
+    assert all(metrics["accept_rate"] == 1 for metrics in summary.values())
+
+
+def test_the_costs_of_an_adaptive_length_make_a_run_that_can_be_repeated(
+    invoke: Callable[..., list[Path]],
+) -> None:
+    asked = ["+strategy=vllm", "drafter.length=adaptive"]
+    (first,) = invoke(*asked, "name=first")
+    costs = json.loads((first / "manifest.json").read_text())["engine"]["step_costs"]
+    given = [f"drafter.{name}={value}" for name, value in costs.items()]
+    again = invoke(*asked, *given, "name=second")[-1]
+    assert json.loads((again / "manifest.json").read_text())["engine"]["step_costs"] == costs
+    one, other = (pd.read_parquet(folder / "steps.parquet") for folder in (first, again))
+    assert one.drafted_raw.tolist() == other.drafted_raw.tolist()
+
+
 def test_an_option_of_a_strategy_changes_what_it_does(invoke: Callable[..., list[Path]]) -> None:
     (folder,) = invoke("+strategy=vllm", "options.vllm.asynchronous=true")
     steps = pd.read_parquet(folder / "steps.parquet")
@@ -198,6 +247,35 @@ BAD_INPUT = {
     "strategy option's value": (
         ["+strategy=llamacpp", "options.llamacpp.p_min=2"],
         ["options.llamacpp.p_min"],
+    ),
+    "drafter": (["drafter=medusa"], ["drafter/medusa", "ngram"]),
+    "drafter's range": (["drafter=ngram", "drafter.min_n=9"], ["drafter.min_n", "drafter.max_n"]),
+    "drafter without logits": (
+        ["+strategy=trtllm", "drafter=ngram", "pair.target=/nowhere"],
+        ["drafter.name", "strategy trtllm", "drafter=model"],
+    ),
+    "drafter without runners-up": (
+        ["compare=[plain,sglang]", "drafter=chain", "options.sglang.tree_width=2"],
+        ["drafter.name", "options.sglang.tree_width"],
+    ),
+    "drafter without probabilities": (
+        ["+strategy=llamacpp", "drafter=grammar", "options.llamacpp.p_min=0.3"],
+        ["drafter.name", "options.llamacpp.p_min"],
+    ),
+    "length without probabilities": (
+        ["drafter=oracle", "drafter.reference=r", "drafter.length=p_min"],
+        ["drafter.length", "drafter=model"],
+    ),
+    "length": (["drafter.length=long"], ["drafter.length", "adaptive"]),
+    "cost": (["drafter.length=adaptive", "drafter.verify_ms=0"], ["drafter.verify_ms"]),
+    "oracle without reference": (["drafter=oracle"], ["drafter.reference"]),
+    "oracle's reference": (
+        ["drafter=oracle", "drafter.reference=/nowhere", "pair.target=/nowhere"],
+        ["/nowhere is not a run folder"],
+    ),
+    "oracle of samples": (
+        ["drafter=oracle", "drafter.reference=r", "sampling=temperature"],
+        ["drafter.name", "sampling.temperature"],
     ),
     "target folder": (["pair.target=/nowhere"], ["pair.target"]),
     "no draft": (["+strategy=vllm", "pair.draft=null"], ["pair.draft"]),

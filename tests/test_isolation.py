@@ -14,11 +14,11 @@ import torch
 
 import strategies
 from harness.core import PAD, Proposal, Request, Sequence
+from harness.drafters.model import ModelDrafter
 from harness.errors import GrammarError
 from harness.grammar.matcher import CompiledGrammar, GrammarEngine, Matcher
 from harness.grammar.service import GrammarConfig
 from harness.grammar.spec import GrammarSpec
-from harness.models.drafters import ModelDrafter
 from harness.results.record import Recorder
 from harness.run import Judge
 from harness.workloads.item import Item

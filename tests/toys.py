@@ -13,12 +13,13 @@ import strategies
 from harness.clock import Clock
 from harness.core import Finish, Request, RequestTrace, Sequence, StepTrace
 from harness.draft_vocabulary import DraftVocabulary
+from harness.drafters.base import Drafter
+from harness.drafters.model import ModelDrafter
 from harness.grammar.matcher import GrammarEngine, TokenTable
 from harness.grammar.service import GrammarConfig, GrammarService, grammar_engine
 from harness.grammar.spec import GrammarSpec
 from harness.loop import DecodeLoop, EngineConfig, Times
-from harness.models.drafters import ModelDrafter
-from harness.models.language_model import RowInput
+from harness.models.language_model import LanguageModel, RowInput
 from harness.models.sampling import Sampling
 from strategies.base import Setup, Strategy
 
@@ -164,7 +165,7 @@ class Toy:
     draft_tokens: int = 3
     slots: int = 4
     sampling: Sampling = field(default_factory=Sampling)
-    drafter: type[ModelDrafter] = ModelDrafter
+    drafter: Callable[[LanguageModel, int], Drafter] = ModelDrafter
     grammar_threads: int = 1
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
     detail: bool = False

@@ -63,6 +63,13 @@ class TrackedMatcher:
         with self._clock.span("audit"):
             return self.inner.validate(tokens)
 
+    def fork(self) -> TrackedMatcher:
+        """An independent copy in the same state, whose ledger begins with what it holds."""
+        with self._clock.span("grammar"):
+            copy = TrackedMatcher(self.inner.fork(), self._clock)
+        copy.ledger.advanced = self.held
+        return copy
+
     def rollback(self, n: int, kind: RollbackKind) -> None:
         """Undo ``n`` tokens and book them under ``kind``; ``n = 0`` is no rollback."""
         if n == 0:

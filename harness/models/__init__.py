@@ -1,1 +1,1 @@
-"""Models: where weights come from, the forward over a ragged cache, drafters, verifiers."""
+"""Models: where weights come from, the forward over a ragged cache, verifiers."""

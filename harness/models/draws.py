@@ -20,6 +20,8 @@ SAMPLE: Final = 1
 """The target's own token at a position: residual, bonus or plain sample."""
 RESAMPLE: Final = 2
 """The second draw of check-then-resample (L4)."""
+ORACLE: Final = 3
+"""Whether the oracle's draft at a position is right, and which it is if not."""
 
 Draws = npt.NDArray[np.float64]
 
@@ -36,8 +38,8 @@ def uniforms(seed: int, position: int, n: int) -> Draws:
         n: number of positions.
 
     Returns:
-        ``[n, 4]`` in [0, 1): a column for each stream (``COIN``, ``SAMPLE``, ``RESAMPLE``; the
-        fourth is free).
+        ``[n, 4]`` in [0, 1): a column for each stream (``COIN``, ``SAMPLE``, ``RESAMPLE``,
+        ``ORACLE``).
     """
     return _generator(seed, _TARGET_KEY, position).random((n, 4))
 

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from harness.core import Sequence
+from harness.drafters.base import StopRule
+from harness.drafters.chain import DraftChain
+from harness.drafters.model import ModelDrafter
 from harness.grammar.spec import GrammarSpec
-from harness.models.drafters import DraftChain, ModelDrafter
 from harness.models.sampling import Sampling
+from tests.drafters.makers import with_drafter
 from tests.exact.draws import Integral, Tape, WatchedVerifier, integrate
 from tests.exact.laws import (
     Outcome,
@@ -62,6 +65,7 @@ class Case:
         rule: the law of a token; anything but ``projected`` and ``argmax_drafts`` is a bias.
         jumps: forced text is inserted between steps.
         longest: most tokens of its outputs, whatever is asked: cells multiply with every draw.
+        drafter: settings of the drafter; empty = the draft model alone.
     """
 
     name: str
@@ -71,6 +75,7 @@ class Case:
     rule: Rule = projected
     jumps: bool = False
     longest: int | None = None
+    drafter: dict[str, Any] = field(default_factory=dict)
 
     def expected(self, problem: Problem) -> OutcomeLaw:
         """The law that the options promise, biased or not."""
@@ -87,7 +92,7 @@ class Case:
         warm = Sampling(temperature=1.0) if problem.sampling.greedy else problem.sampling
         law = warm if self.drafts == "sampled" else None
         own = "probabilistic" in self.options
-        return Toy(
+        toy = Toy(
             problem.table,
             problem.target,
             problem.draft,
@@ -95,8 +100,9 @@ class Case:
             draft_tokens=problem.draft_tokens,
             slots=SLOTS,
             sampling=problem.sampling,
-            drafter=ModelDrafter if own else type("Drafter", (ForcedDrafter,), {"law": law}),
+            drafter=ModelDrafter if own else type("Drafter", (LawDrafter,), {"law": law}),
         )
+        return with_drafter(toy, **self.drafter) if self.drafter else toy
 
     def decode(
         self, problem: Problem, seeds: Iterable[int], tape: Tape | None = None
@@ -126,7 +132,7 @@ class Case:
         return [tuple(watch.outputs[each.id]) for each in requests]
 
 
-class ForcedDrafter(ModelDrafter):
+class LawDrafter(ModelDrafter):
     """Draws drafts from ``law`` (None: argmax), whatever the strategy asks for."""
 
     law: ClassVar[Sampling | None]
@@ -137,8 +143,9 @@ class ForcedDrafter(ModelDrafter):
         sampling: Sampling | None = None,
         width: int = 1,
         limit: int | None = None,
+        stop: StopRule | None = None,
     ) -> DraftChain:
-        return super().chain(sequences, self.law, width, limit)
+        return super().chain(sequences, self.law, width, limit, stop)
 
 
 VLLM_OPTIONS: dict[str, dict[str, bool]] = {

@@ -26,7 +26,8 @@ import numpy as np
 import torch
 
 from harness.core import Verdict
-from harness.models import drafters, sampling, verification, verifiers
+from harness.drafters import chain, uniform
+from harness.models import sampling, verification, verifiers
 from harness.models.draws import COIN, RESAMPLE, SAMPLE, Draws
 from harness.models.sampling import sample
 from harness.models.verifiers import (
@@ -183,8 +184,8 @@ class Tape:
         with ExitStack() as stack:
             for module, name in (
                 (verification, "uniforms"),
-                (drafters, "draft_uniforms"),
-                *((module, "sample") for module in (sampling, verifiers)),
+                *((module, "draft_uniforms") for module in (chain, uniform)),
+                *((module, "sample") for module in (sampling, verifiers, uniform)),
             ):
                 stack.enter_context(patch.object(module, name, getattr(self, name)))
             stack.enter_context(patch.object(VerifyBatch, "draws", watched))

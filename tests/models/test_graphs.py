@@ -9,9 +9,9 @@ from transformers import LlamaForCausalLM
 
 from harness.clock import Clock
 from harness.core import Sequence
+from harness.drafters.model import ModelDrafter, keep_confirmed
 from harness.models.buckets import Bucket, Buckets
 from harness.models.causal_lm import CausalLM
-from harness.models.drafters import ModelDrafter, settle
 from harness.models.graphs import StaticLM, Station
 from harness.models.language_model import RowInput
 from harness.static_logits import Captures, Places
@@ -102,7 +102,7 @@ def test_a_replayed_chain_drafts_what_the_loop_drafts(
         chains = []
         for _ in range(2):
             for sequence in sequences:
-                settle(sequence, [7])
+                keep_confirmed(sequence, [7])
                 sequence.output_ids.append(7)
             chains += [proposal.tokens for proposal in drafter.free(sequences)]
         return chains

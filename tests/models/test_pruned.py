@@ -11,9 +11,9 @@ from transformers import PhiConfig, PhiForCausalLM, PreTrainedModel
 
 from harness.clock import Clock
 from harness.core import Sequence
+from harness.drafters.model import ModelDrafter
 from harness.errors import ConfigError
 from harness.models.causal_lm import CausalLM
-from harness.models.drafters import ModelDrafter
 from harness.models.graphs import StaticLM
 from harness.models.language_model import RowInput
 from harness.models.pair import Pair, PairConfig, load_pair

@@ -16,9 +16,9 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from harness.core import PAD, Proposal, Sequence
+from harness.drafters.model import ModelDrafter
 from harness.grammar.matcher import CompiledGrammar, Matcher
 from harness.grammar.spec import GrammarSpec
-from harness.models.drafters import ModelDrafter
 from harness.models.sampling import Sampling
 from harness.results.metrics import check_identities, compare_with_plain, summarise
 from harness.results.record import Recorder

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from harness.core import Sequence
-from harness.models.drafters import ModelDrafter, settle
+from harness.drafters.model import ModelDrafter, keep_confirmed
 from harness.models.sampling import Sampling, probabilities
 from tests.toys import TableLM, request, toy_table
 
@@ -67,7 +67,7 @@ def test_after_full_acceptance_the_last_draft_is_fed_with_the_new_token() -> Non
     sequence = running()
     model = drafter()
     model.free([sequence])
-    settle(sequence, [2, 3, 4, 5])
+    keep_confirmed(sequence, [2, 3, 4, 5])
     sequence.output_ids += [2, 3, 4, 5]
     assert sequence.draft_pending == [4, 5]
     (proposal,) = model.free([sequence])
@@ -80,7 +80,7 @@ def test_after_a_rejection_only_the_new_token_is_pending(
 ) -> None:
     sequence = running()
     drafter().free([sequence])
-    settle(sequence, emitted)
+    keep_confirmed(sequence, emitted)
     sequence.output_ids += emitted
     assert sequence.draft_pending == pending
 
