@@ -1,0 +1,1 @@
+"""Distils a draft model from any target: see ``python -m experiments.distill``."""

@@ -1,0 +1,10 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import sys
+
+from experiments.distill.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
