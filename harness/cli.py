@@ -31,6 +31,8 @@ from harness.results.record import Recorder, RunFolder
 from harness.results.table import comparison_tables, print_tables
 from harness.results.trackers import EXIT_UNTRACKED, find_tracker, track
 from harness.run import Run, all_failed
+from harness.sweep import plugins
+from harness.sweep.attempt import attempt, job_of_this_process
 from harness.timeline import TIMELINE, write_timeline
 
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
@@ -40,22 +42,31 @@ DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 def main() -> None:
     """Entry point of ``python -m harness``. Bad input ends in one line and exit status 2.
 
-    A tracker that failed is said last, by ``EXIT_UNTRACKED``: a sweep goes on without it. Where a
-    launcher runs the jobs in other processes, only their warnings say so.
+    A tracker that failed is said last, by ``EXIT_UNTRACKED``: a sweep goes on without it.
     """
-    tracked: list[bool] = []  # Hydra hands no results back
-
-    def job(config: DictConfig) -> None:
-        with _one_line_errors():  # here too: what leaves this function, Hydra talks about
-            command = [sys.executable, *sys.orig_argv[1:]]
-            tracked.append(execute(*begin(config), command))
-
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the message is ours to print
     ConfigStore.instance().store(name="schema", node=schema())
+    plugins.register()
     with _one_line_errors():
         hydra.main(version_base="1.3", config_path="pkg://configs", config_name="config")(job)()
-    if not all(tracked):
+
+
+def job(composed: DictConfig) -> bool:
+    """A run, alone or as a job of a sweep: what Hydra's launchers call, in whatever process.
+
+    Args:
+        composed: its config.
+
+    Returns:
+        Whether the tracker took it; true without one.
+    """
+    if (mine := job_of_this_process()) is not None:
+        return attempt(*mine, composed, execute)
+    with _one_line_errors():  # here too: what leaves this function, Hydra talks about
+        tracked = execute(*begin(composed), [sys.executable, *sys.orig_argv[1:]])
+    if not tracked:
         sys.exit(EXIT_UNTRACKED)
+    return tracked
 
 
 @contextmanager
@@ -73,7 +84,9 @@ def _one_line_errors() -> Iterator[None]:
 def _explain(error: Exception) -> str:
     """One line; Hydra's own messages with their cause, and without how its search path looks."""
     message = str(error).split("Config search path")[0]
-    if unknown := re.match(r"Could not override '(.*?)'", message):
+    if extra := plugins.missing_extra(message):
+        message = extra
+    elif unknown := re.match(r"Could not override '(.*?)'", message):
         message = f"{unknown[1]}: no such setting; `python -m harness --cfg job` lists them"
     elif isinstance(error.__cause__, OmegaConfBaseException):
         message += f": {str(error.__cause__).splitlines()[0]}"

@@ -11,6 +11,9 @@ and a strategy is slower when its whole interval lies below the baseline's.
 BASELINE is a run folder, or the one file that ``--renew BASELINE RUN`` writes: settings, versions
 and counts, sorted, no times, so that a review sees in its diff what changed and nothing else.
 
+Two sweeps are compared group by group: the jobs that differ in nothing but the strategy are one
+run, and stand against those that were asked for the same.
+
 Exit status: 0 fine; 1 a regression; 2 when the two cannot be compared, with the reason in one
 line: bad files, other settings (pair, workload, seed, …), other strategies, no ``plain``.
 """
@@ -32,6 +35,8 @@ from harness.results.baseline import BETTER, Better, Snapshot, check_comparable
 from harness.results.metrics import PLAIN, Interval
 from harness.results.schema import METRICS
 from harness.results.table import NONE, Table, to_markdown
+from harness.sweep.folder import is_sweep
+from harness.sweep.snapshots import snapshots
 
 EXIT_REGRESSION = 1
 
@@ -130,13 +135,22 @@ def repeats(paths: Sequence[Path]) -> list[Snapshot]:
         ConfigError: one is no run folder, or its counts are not those of the first.
     """
     runs = [Snapshot.read(path) for path in paths]
+    check_repeats(paths, runs)
+    return runs
+
+
+def check_repeats(paths: Sequence[Path], runs: Sequence[Snapshot]) -> None:
+    """The counts of all have to be those of the first.
+
+    Raises:
+        ConfigError: they are not.
+    """
     for path, run in zip(paths[1:], runs[1:], strict=True):
         for each in differences(runs[0], run):
             raise ConfigError(
                 f"{path} is no repeat of {paths[0]}: {each.metric} of {each.strategy} is "
                 f"{each.after}, not {each.before}; give runs of one commit"
             )
-    return runs
 
 
 def report(
@@ -234,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("baseline", type=Path, help="a run folder or a baseline's file")
+    parser.add_argument("baseline", type=Path, help="a run folder, a sweep's or a file")
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="repeats of one commit")
     parser.add_argument("--gate-times", action="store_true", help="fail where one is slower, too")
     parser.add_argument("--renew", action="store_true", help="write BASELINE from RUN")
@@ -243,19 +257,58 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compare(given: argparse.Namespace) -> int:
+    if is_sweep(given.baseline) or any(map(is_sweep, given.runs)):
+        return _compare_sweeps(given)
     runs = repeats(given.runs)
     if given.renew:
         runs[0].write(given.baseline)
         return 0
-    baseline = Snapshot.read(given.baseline)
+    text, worse = judge(given.baseline, Snapshot.read(given.baseline), runs, given.gate_times)
+    print(text)
+    return EXIT_REGRESSION if worse else 0
+
+
+def _compare_sweeps(given: argparse.Namespace) -> int:
+    if given.renew:
+        raise ConfigError("--renew: a sweep has no file for its baseline; keep its folder")
+    baseline, runs = snapshots(given.baseline), [snapshots(path) for path in given.runs]
+    for path, run in zip(given.runs, runs, strict=True):
+        if unlike := sorted(baseline.keys() ^ run.keys()):
+            raise ConfigError(
+                f"not comparable: only one of {given.baseline} and {path} has {unlike[0]}; compare "
+                "sweeps over the same settings"
+            )
+    judged = {}
+    for group, before in baseline.items():
+        repeated = [run[group] for run in runs]
+        check_repeats(given.runs, repeated)
+        judged[group] = judge(given.baseline, before, repeated, given.gate_times)
+    worse = [group for group, (_, regression) in judged.items() if regression]
+    sections = [f"# {len(worse)} of {len(judged)} groups of the sweep are worse"]
+    sections += [f"## {group}\n\n##{text}" for group, (text, _) in judged.items()]
+    print("\n\n".join(sections))
+    return EXIT_REGRESSION if worse else 0
+
+
+def judge(path: Path, baseline: Snapshot, runs: Sequence[Snapshot], gate: bool) -> tuple[str, bool]:
+    """The report on repeats of a run, and whether there is a regression.
+
+    Args:
+        path: where the baseline is from.
+        baseline: what is compared with.
+        runs: repeats of one commit.
+        gate: whether being slower is a regression.
+
+    Raises:
+        ConfigError: they cannot be compared.
+    """
     found = differences(baseline, runs[0])
     times = speeds(baseline, runs)
-    if given.gate_times and not times:
-        raise ConfigError(f"--gate-times: {given.baseline} has no times; name a run folder")
-    print(report(baseline, runs[0], found, times, given.gate_times))
+    if gate and not times:
+        raise ConfigError(f"--gate-times: {path} has no times; name a run folder")
     worse = any(each.finding is Finding.REGRESSION for each in found)
-    slower = given.gate_times and any(each.slower for each in times)
-    return EXIT_REGRESSION if worse or slower else 0
+    slower = gate and any(each.slower for each in times)
+    return report(baseline, runs[0], found, times, gate), worse or slower
 
 
 if __name__ == "__main__":

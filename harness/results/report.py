@@ -3,10 +3,12 @@
     python -m harness.results.report runs/2026-11-30-quick
     python -m harness.results.report runs/a runs/b --out build/a-and-b
     python -m harness.results.report runs/2026-11-30-quick --latex >tables.tex
+    python -m harness.results.report runs/2026-11-30-paper
 
 Each run folder gets ``report.md``, ``report.csv`` (one tidy table, see ``tidy.py``) and
 ``page.html`` (the same with figures, in one file that needs no other). Several runs are set side
 by side as well: printed, and with ``--out`` written as ``comparison.md``, ``.csv`` and ``.html``.
+The folder of a sweep stands for all of its finished jobs; their comparison is written into it.
 With ``--latex`` the comparison tables are printed for a paper instead.
 """
 
@@ -41,6 +43,7 @@ from harness.results.side_by_side import (
 )
 from harness.results.table import Table, comparison_tables, print_tables, to_latex, to_markdown
 from harness.results.tidy import tidy
+from harness.sweep.folder import SweepFolder, is_sweep, run_folders
 
 
 def write_report(folder: RunFolder) -> str:
@@ -88,7 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="a run folder, or a sweep's"
+    )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write the runs side by side into this folder"
     )
@@ -100,12 +105,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _report(paths: Sequence[Path], out: Path | None, latex: bool) -> int:
-    folders = [RunFolder.open(path) for path in paths]
+    read = [(path, run_folders(path)) for path in paths]
+    folders = [folder for _, found in read for folder in found]
+    sweeps = [path for path in paths if is_sweep(path)]
     if out is not None and len(folders) == 1:
         raise ConfigError("--out: there is nothing to set side by side; name a second run")
-    for path, folder in zip(paths, folders, strict=True):
-        _report_run(path, folder, latex)
-    if len(folders) > 1:
+    for path, found in read:
+        if path in sweeps:
+            _warn_of_unfinished(path)
+        else:
+            _report_run(path, found[0], latex)
+    if out is None and len(paths) == len(sweeps) == 1:
+        (out,) = sweeps
+    if sweeps or len(folders) > 1:
         show = _print_latex if latex else print_tables
         runs = labelled(folders)
         differing = differences(runs)
@@ -116,6 +128,12 @@ def _report(paths: Sequence[Path], out: Path | None, latex: bool) -> int:
         if out is not None and not latex:
             print(f"{out}/comparison.md, comparison.csv, comparison.html")
     return 0
+
+
+def _warn_of_unfinished(path: Path) -> None:
+    sweep = SweepFolder.open(path)
+    if len(sweep.finished) < len(sweep.jobs):
+        print("\n".join(sweep.lines()[:-1]), file=sys.stderr)
 
 
 def _report_run(path: Path, folder: RunFolder, latex: bool) -> None:

@@ -1,0 +1,90 @@
+"""One job of a sweep, in whatever process a launcher has put it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from harness.config import Config, typed
+from harness.errors import HarnessError
+from harness.results.record import RunFolder
+from harness.sweep.folder import Job, State, SweepFolder, is_sweep
+
+Execute = Callable[[Config, RunFolder, list[str]], bool]
+"""Runs a config in its folder, or the rest of it; whether the tracker took it."""
+
+
+def job_of_this_process() -> tuple[SweepFolder, Job] | None:
+    """The job that Hydra has started this process, or this call, for; None outside a sweep.
+
+    It shows in the output folder: other sweepers than ours know no folder of a sweep.
+    """
+    config = HydraConfig.get()
+    output = Path(config.runtime.output_dir)
+    if config.mode is not RunMode.MULTIRUN or not is_sweep(output.parent):
+        return None
+    sweep = SweepFolder.open(output.parent)
+    return sweep, next(job for job in sweep.jobs if job.name == output.name)
+
+
+def attempt(sweep: SweepFolder, job: Job, composed: DictConfig, execute: Execute) -> bool:
+    """Run a job, or what is left of it. What goes wrong is written down: the others go on.
+
+    A job that has come to its end is left alone: where a machine dies right behind that, a
+    launcher may not know of it and send the job again.
+
+    Args:
+        sweep: that it belongs to.
+        job: to run.
+        composed: its config.
+        execute: runs it.
+
+    Returns:
+        Whether the tracker took the run; true without one.
+
+    Raises:
+        KeyboardInterrupt: the sweep is to end.
+    """
+    if job.state is State.FINISHED:
+        return True
+    print(f"job {job}", file=sys.stderr)
+    tracked = True
+    try:
+        tracked = execute(*_begin(job, composed), sweep.command)
+    except HarnessError as error:
+        _failed(job, str(error))
+    except Exception as error:
+        lines = str(error).splitlines() or [""]
+        _failed(job, f"{type(error).__name__}: {lines[0]}", traceback.format_exc())
+    else:
+        job.error_path.unlink(missing_ok=True)
+    return tracked
+
+
+def _failed(job: Job, reason: str, details: str = "") -> None:
+    job.fail(reason, details)
+    print(f"{details}error: job {job}: {reason}", file=sys.stderr)
+
+
+def _begin(job: Job, composed: DictConfig) -> tuple[Config, RunFolder]:
+    """The settings and the folder: those of the journal where there is one, else new ones.
+
+    What an attempt without one has left (tables in which every request failed) is replaced.
+    """
+    path = job.folder.path
+    if job.folder.journal_path.is_file():
+        folder = RunFolder.unfinished(path)
+        return typed(folder.config()), folder
+    config = typed(composed)
+    if path.exists():
+        shutil.rmtree(path)
+    folder = RunFolder.create(path)
+    folder.write_config(OmegaConf.to_yaml(composed))
+    return config, folder
