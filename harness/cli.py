@@ -8,7 +8,7 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from harness.config import Config, schema, typed
-from harness.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, ConfigError, HarnessError
+from harness.data_parallel.run import DataParallelRun
+from harness.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, ConfigError, HarnessError, ShardError
 from harness.results.journal import Journal
 from harness.results.manifest import manifest
 from harness.results.metrics import check_identities, compare_with_plain, summarise
@@ -123,7 +124,7 @@ def execute(config: Config, folder: RunFolder, command: list[str]) -> bool:
         Whether the tracker took the run; true without one.
 
     Raises:
-        HarnessError: the config cannot be served, or the disk is full.
+        HarnessError: the config cannot be served, the disk is full, or a shard was lost.
         KeyboardInterrupt: it was interrupted; the message says what is kept.
     """
     with closing(Journal(folder.journal_path)) as journal:
@@ -131,27 +132,27 @@ def execute(config: Config, folder: RunFolder, command: list[str]) -> bool:
         with _what_is_kept(folder, recorder):
             with _progress() as bar, _nothing_left_behind(folder, recorder):
                 tracker = find_tracker(config.tracker, Path(config.runs))
-                run = Run(config, recorder, bar.tick)
+                run = prepare(config, recorder, bar.tick)
                 journal.start(run.workload)
-                bar.expect([each.name for each in run.strategies], len(run.items))
+                bar.expect(run.names, len(run.items))
                 for trace in recorder.requests:
                     bar.tick(trace.strategy)
                 begun = begun_manifest(folder, command)
                 folder.write_manifest({**begun, "state": "running"})
-                interrupted = decode(run)
-                if interrupted and not recorder.requests:
-                    raise KeyboardInterrupt
+                stopped = decode(run)
+                if stopped and not recorder.requests:
+                    raise stopped
             begun |= {"setup": run.setup(), "engine": run.facts()}
-            if interrupted:
+            if stopped:
                 write_results(folder, run, recorder, {**begun, "state": "interrupted"})
-                raise KeyboardInterrupt
+                raise stopped
             summary = write_results(folder, run, recorder, {**begun, "state": "finished"})
         journal.remove()
     if reason := all_failed(recorder):
         raise HarnessError(reason)
-    if config.engine.profile:
+    if isinstance(run, Run) and config.engine.profile:
         write_timeline(folder.path / TIMELINE, run.loops, run.requests)
-    print_tables(comparison_tables(summary))
+    print_tables([*comparison_tables(summary), *run.tables()])
     print(f"\n{folder.path}/report.md")
     if config.engine.profile:
         print(f"{folder.path}/{TIMELINE} (first steps once more, stretched by the profiler)")
@@ -167,19 +168,30 @@ def begun_manifest(folder: RunFolder, command: list[str]) -> dict[str, Any]:
     return {**first, "resumed": [*first.get("resumed", []), mine]}
 
 
-def decode(run: Run) -> bool:
-    """Decode everything; whether Ctrl-C has ended that. A second one then ends the process."""
+def prepare(
+    config: Config, recorder: Recorder, progress: Callable[[str], None]
+) -> Run | DataParallelRun:
+    """Load all that the run needs, in this process or in several."""
+    made = DataParallelRun if config.engine.dp > 1 else Run
+    return made(config, recorder, progress)
+
+
+def decode(run: Run | DataParallelRun) -> KeyboardInterrupt | ShardError | None:
+    """Decode everything; what has ended that early, if anything: Ctrl-C, of which a second one then
+    ends the process, or a shard that was lost."""
     try:
         run.warm_up()
         run.go()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        return True
-    return False
+        return stop
+    except ShardError as lost:
+        return lost
+    return None
 
 
 def write_results(
-    folder: RunFolder, run: Run, recorder: Recorder, written: Mapping[str, Any]
+    folder: RunFolder, run: Run | DataParallelRun, recorder: Recorder, written: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Write all that is known of the finished requests; returns the metrics by strategy.
 
@@ -191,9 +203,8 @@ def write_results(
     summary = summarise(steps, requests)
     check_identities(summary, steps)
     if written["state"] == "finished" and "resumed" not in written:
-        for strategy in run.strategies:
-            if own := strategy.statistics():
-                summary[strategy.name]["own"] = own
+        for name, own in run.statistics().items():
+            summary[name]["own"] = own
     folder.write_frames(steps, requests)
     folder.write_tokens(run.token_texts(steps))
     folder.write_summary(summary)
@@ -216,6 +227,8 @@ def _what_is_kept(folder: RunFolder, recorder: Recorder) -> Iterator[None]:
             f"{error.filename or folder.path} cannot be written ({error.strerror or error}), make "
             f"room: {_kept(folder, recorder)}"
         ) from None
+    except ShardError as lost:
+        raise ShardError(f"{lost}: {_kept(folder, recorder)}") from None
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_kept(folder, recorder)) from None
 

@@ -49,6 +49,13 @@ class Config:
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
     options: Any = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.engine.dp > 1 and self.drafter.length == "adaptive":
+            raise ConfigError(
+                f"drafter.length: adaptive learns from all requests, and engine.dp="
+                f"{self.engine.dp} shares them out; use fixed or p_min, or engine.dp=1"
+            )
+
 
 def schema() -> DictConfig:
     """The typed default config; every strategy's options are in it, so Hydra checks them."""

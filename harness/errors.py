@@ -33,6 +33,10 @@ class DeadEnd(MatcherError):
         super().__init__("dead end: the grammar allows no token of this vocabulary here")
 
 
+class ShardError(HarnessError):
+    """A process of a data-parallel run failed or died; what the others did is kept."""
+
+
 class RequestError(HarnessError):
     """One request cannot be served; the others go on."""
 

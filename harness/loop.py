@@ -55,7 +55,7 @@ class EngineConfig:
         max_length: tokens a slot holds: prompt, output and drafts. 0 = what the workload needs,
             at most what the models can.
         turn: requests that a strategy decodes before the next one's turn in a comparison; 0 = as
-            many as there are slots.
+            many as there are slots, or, of a strategy alone, all.
         threads: CPU threads of torch; 0 = its own choice.
         mode: ``eager``, ``graphs`` (static shapes, as CUDA graphs on CUDA), or ``auto``: graphs
             on CUDA, eager elsewhere. On a CPU, graphs are for tests: what is launched ahead
@@ -67,6 +67,9 @@ class EngineConfig:
             stay what they are; the times of such a run are not for quoting.
         paranoid: after each step, replay every output into a fresh grammar matcher and compare
             what both allow. Counts and outputs stay what they are, and none of it is timed.
+        dp: processes that share the requests of a run (data parallelism), each with the whole pair
+            and ``slots`` of its own; on CUDA each has a device to itself. With ``threads`` 0 they
+            share the cores.
     """
 
     slots: int = 8
@@ -80,6 +83,7 @@ class EngineConfig:
     profile: bool = False
     detail: bool = False
     paranoid: bool = False
+    dp: int = 1
 
     def __post_init__(self) -> None:
         if self.mode not in ("auto", "eager", "graphs"):
@@ -91,12 +95,18 @@ class EngineConfig:
             "turn": 0,
             "threads": 0,
             "grammar_threads": 1,
+            "dp": 1,
         }
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise ConfigError(
                     f"engine.{name}: {getattr(self, name)} is below {bound}; raise it"
                 )
+        if self.dp > 1 and self.profile:
+            raise ConfigError(
+                f"engine.profile: watches one process, and engine.dp={self.dp} has several; "
+                "set one of the two"
+            )
 
 
 class Observer(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence as SequenceOf
+from collections.abc import Callable, Sequence as SequenceOf
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from typing import Any, cast
@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from harness.clock import Clock
 from harness.config import Config, chosen, options_of
 from harness.core import Finish, Request, RequestTrace, Sequence, StepTrace
+from harness.data_parallel.shard import WHOLE, Shard
 from harness.drafters.base import Drafter
 from harness.drafters.build import Parts, make_drafter, needed_pair
 from harness.drafters.costs import step_costs
@@ -31,6 +32,7 @@ from harness.models.graphs import StaticLM
 from harness.models.language_model import LanguageModel
 from harness.models.pair import Pair, load_pair
 from harness.results.record import Recorder
+from harness.results.table import Table
 from harness.results.viewer.tokens import TokenTexts, token_texts, used_ids
 from harness.static_logits import Captures, Places
 from harness.text import Codec, HFCodec, canonical_share, output_text
@@ -108,13 +110,17 @@ class Run:
         config: what to run.
         recorder: where the rows go.
         progress: called as requests finish.
+        shard: the part of the workload that this process decodes; all is loaded, so that the
+            caches of each are those of a run in one.
 
     Raises:
         HarnessError: something in the config cannot be served.
     """
 
-    def __init__(self, config: Config, recorder: Recorder, progress: Progress) -> None:
-        self.config, self._recorder = config, recorder
+    def __init__(
+        self, config: Config, recorder: Recorder, progress: Progress, shard: Shard = WHOLE
+    ) -> None:
+        self.config, self._recorder, self._shard = config, recorder, shard
         self._clock = Clock()
         self._places = Places(Captures(self._clock))
         self._classes = chosen(config)
@@ -151,9 +157,15 @@ class Run:
         self.loops, self._judges = self._start(made, recorder, progress)
 
     @property
-    def strategies(self) -> list[Strategy]:
+    def names(self) -> list[str]:
         """The strategies of this run, in the order of their turns."""
-        return [loop.strategy for loop in self.loops]
+        return [loop.strategy.name for loop in self.loops]
+
+    @property
+    def mine(self) -> list[str]:
+        """Ids of the items of this shard."""
+        decoded = [request.id for turn in self._turns() for request in turn]
+        return [*(item.id for item in self._refused()), *decoded]
 
     @property
     def workload(self) -> str:
@@ -166,8 +178,8 @@ class Run:
         each, so that drift of the machine hits all alike."""
         done = self._recorder.done
         for judge in self._judges:
-            for item in self.items:
-                if item.error and (judge.strategy, item.id) not in done:
+            for item in self._refused():
+                if (judge.strategy, item.id) not in done:
                     judge.refused(item)
         for requests in self._turns():
             for loop in self.loops:
@@ -227,6 +239,20 @@ class Run:
             "workload": f"{self.config.workload.name} ({len(self.items)} items)",
         }
 
+    def statistics(self) -> dict[str, dict[str, Any]]:
+        """By strategy, what it counts as the engine that it mirrors would, if it does."""
+        counted = {loop.strategy.name: loop.strategy.statistics() for loop in self.loops}
+        return {name: own for name, own in counted.items() if own}
+
+    def tables(self) -> list[Table]:
+        """What is to be shown beside the comparison: nothing."""
+        return []
+
+    def vocabulary(self) -> TokenTexts:
+        """The texts of all tokens."""
+        table = self._setup.table
+        return token_texts(table, self._setup.codec, range(len(table)))
+
     def token_texts(self, steps: pd.DataFrame) -> TokenTexts:
         """The texts of all tokens in the step rows, for readers without the tokenizer."""
         return token_texts(self._setup.table, self._setup.codec, used_ids(steps))
@@ -243,12 +269,20 @@ class Run:
             **({} if self.costs is None else {"step_costs": asdict(self.costs)}),
         }
 
-    def _turns(self) -> Iterator[SequenceOf[Request]]:
-        """Slices of the workload, ``engine.turn`` requests each; alone, all at once."""
+    def _turns(self) -> SequenceOf[SequenceOf[Request]]:
+        """This shard's slices of the workload, ``engine.turn`` requests each. They are dealt out
+        whole, so that who shares a batch does not depend on the number of shards. Alone, and
+        without such a size, a strategy has all requests of the shard at once."""
         engine = self.config.engine
-        size = (engine.turn or engine.slots) if len(self.loops) > 1 else max(1, len(self.requests))
-        for start in range(0, len(self.requests), size):
-            yield self.requests[start : start + size]
+        size = engine.turn or (engine.slots if len(self.loops) > 1 else 0)
+        if not size:
+            return [self._shard.take(self.requests)]
+        starts = range(0, len(self.requests), size)
+        return self._shard.take([self.requests[start : start + size] for start in starts])
+
+    def _refused(self) -> SequenceOf[Item]:
+        """This shard's items that cannot be served."""
+        return self._shard.take([item for item in self.items if item.error])
 
     def _requests(self, items: SequenceOf[Item], pair: Pair) -> tuple[list[Item], list[Request]]:
         """All items, and the requests of those that can be served; the others get an error."""

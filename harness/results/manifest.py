@@ -34,7 +34,7 @@ def manifest(command: Sequence[str]) -> dict[str, Any]:
         },
         "hardware": {
             "cpu": _cpu_model(),
-            "cores": _cores(),
+            "cores": cores(),
             "memory_gib": _memory_gib(),
             "gpu": _gpu(),
         },
@@ -71,7 +71,7 @@ def _cpu_model() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _cores() -> int:
+def cores() -> int:
     """Cores that this process may use, which a container or ``taskset`` can make fewer."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -101,7 +101,8 @@ METRICS: dict[str, str] = {
     "grammar_us": "grammar work on the CPU, µs per verify step",
     "exposed_us": "the part of grammar_us that the device waited for, µs per verify step",
     "host_us": "everything else, µs per verify step",
-    "tok_s": "output tokens / (draft, verify, grammar and host time, prefill included), 1/s",
+    "tok_s": "output tokens / (draft, verify, grammar and host time, prefill included), 1/s; with "
+    "engine.dp the rate of one process, on average",
     "tok_s_ci": "its 95 % interval, bootstrap over requests",
     "tok_s_ratio": "tok_s / plain's tok_s, over the requests that both ran",
     "tok_s_ratio_ci": "its 95 % interval, bootstrap over requests, paired with plain",
