@@ -325,12 +325,13 @@ class DecodeLoop:
                 self.strategy.propose(step)
             elif self.drafter is not None:
                 self.drafter.prefill(step.sequences)
+        most = self.strategy.reserve - 1
         for index, (sequence, proposal) in enumerate(
             zip(step.sequences, step.proposals, strict=True)
         ):
-            unknown = _unknown(proposal.tokens, PAD, self.target.vocab_size)
-            if unknown is not None:  # it would end the forward of the whole batch
-                sequence.fail(f"draft {unknown} is no token of this vocabulary")
+            # Any of these would end the verification of the whole batch.
+            if fault := _fault(proposal, most, self.target.vocab_size):
+                sequence.fail(fault)
                 step.proposals[index] = Proposal()
 
     def _run_ahead(self) -> bool:
@@ -469,6 +470,19 @@ def _check_rollback(strategy: Strategy, engine: GrammarEngine) -> None:
             f"grammar.engine: {engine.name} can take back {limit} tokens, strategy {strategy.name} "
             f"needs {what}; use xgrammar or llguidance"
         )
+
+
+def _fault(proposal: Proposal, most: int, vocab_size: int) -> str | None:
+    """Why this proposal cannot be verified, if so."""
+    drafts = len(proposal.tokens)
+    if drafts > most:
+        return f"{drafts} drafts where there is room for {most}"
+    if proposal.q is not None and len(proposal.q) != drafts:
+        return f"laws of {len(proposal.q)} drafts beside {drafts} drafts"
+    if proposal.parents is not None and len(proposal.parents) != drafts:
+        return f"parents of {len(proposal.parents)} drafts beside {drafts} drafts"
+    unknown = _unknown(proposal.tokens, PAD, vocab_size)
+    return None if unknown is None else f"draft {unknown} is no token of this vocabulary"
 
 
 def _unknown(tokens: SequenceOf[int], least: int, vocab_size: int) -> int | None:

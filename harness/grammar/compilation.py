@@ -4,7 +4,8 @@ The engines release Python's lock while they compile (xgrammar 0.2.9, llguidance
 outlines-core 0.2.14), so what runs meanwhile goes on; validation and conversion hold it.
 A thread inside an engine cannot be stopped. One whose compilation is given up on is replaced at
 once, and ends when the engine returns. All are daemon threads, so one that never does keeps no
-process alive.
+process alive. Each takes a core and memory until then: where ``MAX_STUCK`` of them are, nothing
+more is compiled until one comes back.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from harness.grammar.matcher import CompiledGrammar, GrammarEngine
 from harness.grammar.spec import GrammarSpec
 from harness.grammar.validation import validate
 
+MAX_STUCK = 8
+"""Threads that may be inside an engine, with a compilation that was given up on, at a time."""
+
 JOIN_S = 2.0
 """How long the end of a pool waits for a compilation under way. A thread that came out of an
 engine while the interpreter is being taken down would be ended inside foreign code."""
@@ -35,12 +39,14 @@ class Compilation:
         spec: what is compiled.
         done: settled with an ``Entry`` once, by the thread that compiles or by who gave it up.
         started: when a thread took it, s; None = it is queued.
+        worker: that thread.
     """
 
     def __init__(self, spec: GrammarSpec, engine: GrammarEngine, now: Callable[[], float]) -> None:
         self.spec = spec
         self.done: Future[Entry] = Future()
         self.started: float | None = None
+        self.worker: Thread | None = None
         self._engine, self._now = engine, now
 
     def settle(self, entry: Entry) -> bool:
@@ -51,8 +57,10 @@ class Compilation:
         return False
 
     def run(self) -> bool:
-        """Compile; False if it was given up on meanwhile."""
-        self.started = self._now()
+        """Compile, unless it was refused in the queue; False if it was given up on meanwhile."""
+        if self.done.done():
+            return True
+        self.worker, self.started = current_thread(), self._now()
         with Clock().span("compile") as span:
             outcome = self._outcome()
         return self.settle(Entry(outcome, span.us / 1e3))
@@ -84,19 +92,37 @@ class CompilePool:
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._inbox: SimpleQueue[Compilation | None] = SimpleQueue()
+        self._given_up: list[Thread] = []
         self.workers: list[Thread] = []
         finalize(self, _dismiss, self._inbox, self.workers)
+
+    @property
+    def full(self) -> bool:
+        """As many threads are stuck as may be."""
+        return self._stuck() >= MAX_STUCK
 
     def submit(self, compilation: Compilation) -> None:
         """Compile this, behind what was submitted before."""
         self._inbox.put(compilation)
-        if len(self.workers) < self._threads:
-            self.add()
+        self._add()
 
-    def add(self) -> None:
-        """One more thread: a new one, or in place of one that was given up on."""
+    def give_up(self, worker: Thread) -> None:
+        """Put another thread in the place of one that takes too long, unless the pool is full."""
+        self._given_up.append(worker)
+        if not self.full:
+            self._add()
+
+    def _stuck(self) -> int:
+        """How many threads were given up on and have not come back."""
+        self._given_up[:] = [each for each in self._given_up if each.is_alive()]
+        return len(self._given_up)
+
+    def _add(self) -> None:
+        """One more thread, if fewer compile than should."""
         self.workers[:] = [each for each in self.workers if each.is_alive()]
         number = len(self.workers)
+        if number - self._stuck() >= self._threads:
+            return
         worker = Thread(target=_work, args=(self._inbox,), name=f"compile-{number}", daemon=True)
         self.workers.append(worker)
         worker.start()

@@ -12,7 +12,7 @@ from harness.errors import ConfigError, GrammarError
 from harness.grammar.auto import AutoEngine
 from harness.grammar.cache import Entry, GrammarCache
 from harness.grammar.canonical import canonical
-from harness.grammar.compilation import Compilation, CompilePool
+from harness.grammar.compilation import MAX_STUCK, Compilation, CompilePool
 from harness.grammar.llguidance import LLGuidanceEngine
 from harness.grammar.matcher import (
     WHITESPACES,
@@ -144,7 +144,10 @@ class GrammarService:
             return
         compilation = Compilation(key, self.engine, self._now)
         self._under_way[key] = compilation
-        self._pool.submit(compilation)
+        if self._pool.full:
+            self._refuse(compilation)
+        else:
+            self._pool.submit(compilation)
 
     def ready(self, spec: GrammarSpec) -> bool:
         """Whether ``compile`` would return, or raise, at once."""
@@ -208,8 +211,8 @@ class GrammarService:
             self.cache.keep(key, entry)
             return entry
         self.counts.failed += 1
-        if self.config.retry_s:
-            entry.expires = self._now() + self.config.retry_s
+        entry.expires = min(entry.expires, self._now() + self.config.retry_s)
+        if entry.expires > self._now():
             self.cache.keep(key, entry)
         return entry
 
@@ -223,9 +226,23 @@ class GrammarService:
             f"grammar.{compilation.spec.kind}: not compiled within {limit:g} s; simplify it or "
             "raise grammar.timeout_s"
         )
+        assert compilation.worker is not None, "what has started has a thread"
         if compilation.settle(Entry(error, limit * 1e3)):
             self.counts.timed_out += 1
-            self._pool.add()
+            self._pool.give_up(compilation.worker)
+        if self._pool.full:
+            for queued in self._under_way.values():
+                if queued.started is None:
+                    self._refuse(queued)
+
+    def _refuse(self, compilation: Compilation) -> None:
+        """Fail what has no thread left to compile it. That is no fault of its own: it is forgotten
+        at once, and may be asked for again."""
+        error = GrammarError(
+            f"grammar.{compilation.spec.kind}: not compiled, {MAX_STUCK} compilations before it "
+            "were given up on and still run; simplify their grammars or start anew"
+        )
+        compilation.settle(Entry(error, 0.0, expires=self._now()))
 
     def _until_the_next_time_out(self) -> float:
         now = self._now()

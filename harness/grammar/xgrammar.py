@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any, Self
 
 import torch
@@ -23,6 +25,12 @@ FORMATS = frozenset({
 })
 # fmt: on
 """String formats that xgrammar turns into a grammar; it takes any other for a free string."""
+
+MAX_MULTIPLE = 1024
+"""The largest ``multipleOf`` of integers that xgrammar follows."""
+
+_RULE, _SEQUENCE, _CHOICES, _REPEAT = 4, 5, 6, 8
+"""Kinds of expressions that contain others, in xgrammar's serialised grammars."""
 
 _LENGTHS = ("minLength", "maxLength")
 _SOURCE_POSITION = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
@@ -49,18 +57,35 @@ class XGrammarEngine(GrammarEngine):
         if spec.kind == "json_schema" and (problem := unsupported(spec.value)):
             raise GrammarError(f"grammar.json_schema: {problem}; reword it or use llguidance")
         try:
-            compiled = self._compile(spec)
+            rule = endless(self._recursive(spec))
+            compiled = self._compile(spec) if rule is None else None
         except (RuntimeError, ValueError) as error:
             reason = _SOURCE_POSITION.sub("", one_line(str(error)))
             raise GrammarError(f"grammar.{spec.kind}: xgrammar refuses it: {reason}") from None
+        if compiled is None:
+            raise GrammarError(
+                f"grammar.{spec.kind}: no finite text fits its rule {rule}, which contains itself; "
+                "give it a way out"
+            )
         start = XGrammarMatcher(self._vocabulary, xgrammar.GrammarMatcher(compiled))
         return CompiledMatcher(start, self.name, compiled.memory_size_bytes)
 
+    @property
+    def _json(self) -> dict[str, Any]:
+        """How JSON is written."""
+        return {"any_whitespace": self.whitespace == "free", "separators": self.separators}
+
+    def _recursive(self, spec: GrammarSpec) -> xgrammar.Grammar | None:
+        """The rules of a grammar that may contain themselves; None = they cannot."""
+        if spec.kind == "ebnf":
+            return xgrammar.Grammar.from_ebnf(spec.text)
+        if spec.kind == "json_schema" and any("$ref" in part for part in subschemas(spec.value)):
+            return xgrammar.Grammar.from_json_schema(spec.text, **self._json)
+        return None
+
     def _compile(self, spec: GrammarSpec) -> Any:
         if spec.kind == "json_schema":
-            return self._compiler.compile_json_schema(
-                spec.text, any_whitespace=self.whitespace == "free", separators=self.separators
-            )
+            return self._compiler.compile_json_schema(spec.text, **self._json)
         if spec.kind == "regex":
             return self._compiler.compile_regex(spec.text)
         source = _alternatives(spec.value) if spec.kind == "choice" else spec.text
@@ -105,6 +130,40 @@ def _alternatives(choices: list[str]) -> str:
     return "root ::= " + " | ".join(f'"{literal}"' for literal in literals)
 
 
+def endless(grammar: xgrammar.Grammar | None) -> str | None:
+    """The first rule that no finite text fits, such as that of an object which requires itself.
+
+    Where it is all that may follow, the forced text has no end, and xgrammar 0.2.9 never returns
+    from looking for that. An expression is finite once so many of its parts are; it is spread from
+    those without parts. Expressions are numbered in ``serialize_json``: ``[kind, length, parts…]``.
+    (That of a compiled grammar has its automata, too: up to 200 MB of them.)
+    """
+    if grammar is None:
+        return None
+    fields = json.loads(grammar.serialize_json())
+    data, starts = fields["grammar_expr_data"], fields["grammar_expr_indptr"]
+    bodies = [rule[1] for rule in fields["rules"]]
+    users: dict[int, list[int]] = {}
+    missing: list[int] = []
+    for number, (start, end) in enumerate(pairwise([*starts, len(data)])):
+        kind, _, *parts = data[start:end]
+        needed = {_SEQUENCE: len(parts), _CHOICES: 1, _RULE: 1, _REPEAT: 1}.get(kind, 0)
+        if kind in (_RULE, _REPEAT):
+            needed = needed if kind == _RULE or parts[1] else 0
+            parts = [bodies[parts[0]]]
+        missing.append(needed)
+        for part in parts if needed else ():
+            users.setdefault(part, []).append(number)
+    finite = [number for number, needed in enumerate(missing) if not needed]
+    while finite:
+        for user in users.get(finite.pop(), ()):
+            missing[user] -= 1
+            if missing[user] == 0:
+                finite.append(user)
+    names = (rule[0] for rule in fields["rules"])
+    return next((name for name, body in zip(names, bodies, strict=True) if missing[body] > 0), None)
+
+
 def unsupported(schema: Mapping[str, Any] | bool) -> str | None:
     """What xgrammar would drop without an error, so that outputs break the schema (V1.6g)."""
     return next((problem for part in subschemas(schema) for problem in _problems(part)), None)
@@ -114,6 +173,8 @@ def _problems(schema: Mapping[str, Any]) -> Iterator[str]:
     """The keywords of one schema, without its subschemas, that xgrammar gets wrong."""
     if "multipleOf" in schema and _may_be(schema, "number"):
         yield "xgrammar ignores multipleOf on numbers"
+    elif not 0 < schema.get("multipleOf", 1) <= MAX_MULTIPLE:
+        yield f"xgrammar ignores multipleOf above {MAX_MULTIPLE}"
     if _may_be(schema, "array"):
         if schema.get("uniqueItems"):
             yield "xgrammar ignores uniqueItems"

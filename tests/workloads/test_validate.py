@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from typing import Any
 
 import pytest
@@ -58,7 +60,7 @@ def test_known_format_is_checked_and_an_unknown_one_is_not() -> None:
     [
         {"type": "no-such-type"},
         {"$ref": "https://example.com/schema.json"},
-        {"pattern": "\\p{Lu}+"},
+        {"pattern": "(?=x)x"},
         {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
     ],
     ids=["no schema", "remote schema", "pattern of another dialect", "endless reference"],
@@ -79,10 +81,6 @@ def test_regex_must_match_the_whole_text() -> None:
     assert validate(date, "2025") is True
     assert validate(date, "2025-") is False
     assert validate(date, "2025\n") is False
-
-
-def test_regex_of_another_dialect_gives_no_verdict() -> None:
-    assert validate(item(GrammarSpec.regex("\\p{Lu}+")), "A") is None
 
 
 def test_choice_must_be_one_of_the_list() -> None:
@@ -129,3 +127,82 @@ def test_the_pattern_of_an_item_is_for_all_that_it_wrote() -> None:
 
 def test_a_number_too_large_for_the_validator_gives_no_verdict() -> None:
     assert validate(schema({"multipleOf": 0.1}), "1" + "0" * 400) is None
+
+
+EXPLODING = "^(([a-z])+.)+[A-Z]([a-z])+$"
+"""Python's ``re`` takes years to see that it does not match ``MANY``."""
+MANY = "a" * 60
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (item(GrammarSpec.regex("(a+)+b")), MANY),
+        (item(None, valid_regex="(a|aa)+b"), MANY),
+        (schema({"pattern": EXPLODING}), json.dumps(MANY)),
+        (schema({"$ref": "#/$defs/a", "$defs": {"a": {"pattern": EXPLODING}}}), json.dumps(MANY)),
+        (schema({"propertyNames": {"pattern": EXPLODING}}), json.dumps({MANY: 1})),
+        (
+            schema({"patternProperties": {EXPLODING: True}, "minProperties": 2}),
+            json.dumps({MANY: 1}),
+        ),
+        (
+            schema({"patternProperties": {EXPLODING: True}, "additionalProperties": False}),
+            json.dumps({MANY: 1}),
+        ),
+    ],
+)
+def test_a_pattern_that_explodes_is_judged_within_a_second(given: Item, text: str) -> None:
+    before = time.monotonic()
+    assert validate(given, text) is False
+    assert time.monotonic() - before < 1
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("dialect", ["draft-04/schema#", "draft-07/schema#"])
+def test_a_schema_that_names_its_draft_has_no_way_back_to_backtracking(dialect: str) -> None:
+    named = {"$schema": f"http://json-schema.org/{dialect}"}
+    inner = {**named, "properties": {"a": {"$ref": "#"}, "b": {"pattern": EXPLODING}}}
+    assert validate(schema(inner), json.dumps({"a": {"b": MANY}})) is False
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("keyword", ["allOf", "oneOf"])
+def test_references_that_fan_out_without_end_give_no_verdict(keyword: str) -> None:
+    levels = {f"n{i}": {keyword: [{"$ref": f"#/$defs/n{i + 1}"}] * 2} for i in range(40)}
+    fan = {"$defs": {**levels, "n40": {"type": "integer"}}, "$ref": "#/$defs/n0"}
+    assert validate(schema(fan), "1") is None
+
+
+@pytest.mark.parametrize("pattern", ["(?=a)a", r"(a)\1", "a{2000}", "a)(a", "("])
+def test_a_pattern_that_re2_does_not_know_gives_no_verdict(pattern: str) -> None:
+    assert validate(item(GrammarSpec.regex(pattern)), "aa") is None
+    assert validate(schema({"pattern": pattern}), '"aa"') is None
+
+
+def test_patterns_of_a_schema_are_those_of_ecma_262() -> None:
+    assert validate(schema({"pattern": r"^\u00e9\/\p{Lu}$"}), '"é/É"') is True
+    assert validate(schema({"pattern": r"^\\u00e9$"}), r'"\\u00e9"') is True
+    assert validate(schema({"pattern": r"^\d$"}), '"٣"') is False  # ASCII digits only
+    assert validate(schema({"pattern": "a$"}), r'"a\n"') is False
+
+
+def test_half_a_surrogate_pair_fits_no_pattern_and_gives_no_verdict() -> None:
+    assert validate(schema({"pattern": "a"}), r'"\ud800"') is None
+
+
+def test_a_property_belongs_to_names_patterns_or_the_rest() -> None:
+    named = {
+        "properties": {"a": {"type": "null"}},
+        "patternProperties": {"^b": {"type": "boolean"}},
+        "additionalProperties": {"type": "integer"},
+    }
+    values = ('{"a":null,"b1":true,"c":3}', '{"a":3}', '{"b1":3}', '{"c":null}')
+    assert [validate(schema(named), value) for value in values] == [True, False, False, False]
+
+
+def test_unevaluated_properties_beside_patterns_give_no_verdict() -> None:
+    beside = {"patternProperties": {"^a": {}}, "unevaluatedProperties": False}
+    assert validate(schema(beside), '{"a":1}') is None
+    assert validate(schema({"unevaluatedProperties": False}), '{"a":1}') is False
