@@ -5,14 +5,36 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from harness.core import Request
-from harness.grammar.service import GrammarService
+from harness.grammar.matcher import CompiledGrammar, GrammarEngine
+from harness.grammar.service import GrammarConfig
 from harness.grammar.spec import GrammarSpec
 
 LOOKAHEAD = 4
 """Grammars are compiled for as many requests at the queue's head as this times the slots: enough
 to have the next ones ready, and a bound of what is compiled but not yet used."""
+
+
+class Grammars(Protocol):
+    """What the loop asks of ``GrammarService``; under tensor parallelism, of all ranks' ones."""
+
+    @property
+    def engine(self) -> GrammarEngine: ...
+
+    @property
+    def config(self) -> GrammarConfig: ...
+
+    def start(self, spec: GrammarSpec) -> None: ...
+
+    def first_ready(self, specs: Iterable[GrammarSpec | None]) -> int | None: ...
+
+    def wait(self, specs: Iterable[GrammarSpec]) -> None: ...
+
+    def finish(self, specs: Iterable[GrammarSpec]) -> None: ...
+
+    def compile(self, spec: GrammarSpec) -> tuple[CompiledGrammar, float]: ...
 
 
 @dataclass(slots=True)
@@ -43,7 +65,7 @@ class Admission:
         slots: of the engine.
     """
 
-    def __init__(self, grammars: GrammarService, constrained: bool, slots: int) -> None:
+    def __init__(self, grammars: Grammars, constrained: bool, slots: int) -> None:
         self._grammars, self._constrained = grammars, constrained
         self._window = LOOKAHEAD * slots
         self._head: list[Waiting] = []  # in order; their grammars are asked for
@@ -73,10 +95,8 @@ class Admission:
     def next_ready(self) -> Waiting | None:
         """Take out the first request that can go into a slot now, if there is one."""
         self.look_ahead()
-        for index, waiting in enumerate(self._head):
-            if waiting.spec is None or self._grammars.ready(waiting.spec):
-                return self._head.pop(index)
-        return None
+        index = self._grammars.first_ready(waiting.spec for waiting in self._head)
+        return None if index is None else self._head.pop(index)
 
     def wait(self) -> None:
         """Return when a request of the queue's head is ready."""

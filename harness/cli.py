@@ -24,7 +24,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from harness.config import Config, schema, typed
 from harness.data_parallel.run import DataParallelRun
-from harness.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, ConfigError, HarnessError, ShardError
+from harness.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_INTERRUPTED,
+    ConfigError,
+    HarnessError,
+    LostRank,
+    RanksError,
+    ShardError,
+)
+from harness.parallel.launch import join, launcher, leave, own_rank
+from harness.parallel.ranks import ALONE, Ranks
 from harness.results.journal import Journal
 from harness.results.manifest import manifest
 from harness.results.metrics import check_identities, compare_with_plain, summarise
@@ -50,10 +60,12 @@ def main() -> None:
     plugins.register()
     with _one_line_errors():
         hydra.main(version_base="1.3", config_path="pkg://configs", config_name="config")(job)()
+    leave()
 
 
 def job(composed: DictConfig) -> bool:
-    """A run, alone or as a job of a sweep: what Hydra's launchers call, in whatever process.
+    """A run, alone, as a rank, or as a job of a sweep: what Hydra's launchers call, in whatever
+    process.
 
     Args:
         composed: its config.
@@ -64,8 +76,15 @@ def job(composed: DictConfig) -> bool:
     if (mine := job_of_this_process()) is not None:
         return attempt(*mine, composed, execute)
     with _one_line_errors():  # here too: what leaves this function, Hydra talks about
-        tracked = execute(*begin(composed), [sys.executable, *sys.orig_argv[1:]])
+        config = settings(composed)
+        ranks = join(config.engine.tp, config.engine.tp_timeout_s, config.pair.device)
+        if ranks.rank > 0:
+            follow(config, ranks)
+            return True
+        folder = begin(composed, config)
+        tracked = execute(config, folder, [sys.executable, *sys.orig_argv[1:]], ranks)
     if not tracked:
+        leave()
         sys.exit(EXIT_UNTRACKED)
     return tracked
 
@@ -75,10 +94,15 @@ def _one_line_errors() -> Iterator[None]:
     try:
         yield
     except (HarnessError, HydraException, OmegaConfBaseException) as error:
-        print(f"error: {_explain(error)}", file=sys.stderr)
+        lost = isinstance(error, LostRank)
+        if lost or own_rank() == 0:  # which speaks for all, unless it is the lost one
+            print(f"error: {_explain(error)}", file=sys.stderr, flush=True)
+        if lost:
+            os._exit(EXIT_BAD_INPUT)  # a communicator without its peer may wait at the exit
         sys.exit(EXIT_BAD_INPUT)
     except KeyboardInterrupt as stop:
-        print(f"interrupted: {str(stop) or 'nothing had begun'}", file=sys.stderr)
+        if own_rank() == 0:
+            print(f"interrupted: {str(stop) or 'nothing had begun'}", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
 
 
@@ -94,45 +118,66 @@ def _explain(error: Exception) -> str:
     return re.sub(r"\s+", " ", message).strip()
 
 
-def begin(composed: DictConfig) -> tuple[Config, RunFolder]:
-    """The settings and the folder of a new run, or of the one to resume.
+def settings(composed: DictConfig) -> Config:
+    """The settings of a new run, or of the one to resume.
 
     Raises:
-        HarnessError: the folder cannot be written, or the run cannot be resumed like this.
+        HarnessError: a value is out of its range, or the run cannot be resumed like this.
     """
     if composed.resume is None:
-        config = typed(composed)
-        folder = RunFolder.dated(Path(config.runs), config.name)
-        folder.write_config(OmegaConf.to_yaml(composed))
-        return config, folder
+        return typed(composed)
     others = [each for each in HydraConfig.get().overrides.task if not each.startswith("resume=")]
     if others:
         raise ConfigError(f"resume: a run keeps its settings; leave out {' '.join(others)}")
-    folder = RunFolder.unfinished(Path(composed.resume))
-    return typed(folder.config()), folder
+    return typed(RunFolder.unfinished(Path(composed.resume)).config())
 
 
-def execute(config: Config, folder: RunFolder, command: list[str]) -> bool:
+def begin(composed: DictConfig, config: Config) -> RunFolder:
+    """The folder of a new run, or of the one to resume.
+
+    Raises:
+        HarnessError: it cannot be written.
+    """
+    if composed.resume is not None:
+        return RunFolder.unfinished(Path(composed.resume))
+    folder = RunFolder.dated(Path(config.runs), config.name)
+    folder.write_config(OmegaConf.to_yaml(composed))
+    return folder
+
+
+def follow(config: Config, ranks: Ranks) -> None:
+    """Do what rank 0 does, and leave it to rank 0 to tell of it.
+
+    Raises:
+        HarnessError: see ``execute``.
+    """
+    with ranks.together():
+        run = Run(config, Recorder(), lambda _: None, ranks=ranks)
+    run.go()
+
+
+def execute(config: Config, folder: RunFolder, command: list[str], ranks: Ranks = ALONE) -> bool:
     """Run what ``config`` says, or the rest of it.
 
     Args:
         config: what to run.
         folder: where; its journal says what has been done already.
         command: what the user typed.
+        ranks: that run it, of which this one is the first.
 
     Returns:
         Whether the tracker took the run; true without one.
 
     Raises:
-        HarnessError: the config cannot be served, the disk is full, or a shard was lost.
+        HarnessError: the config cannot be served, the disk is full, or a shard or a rank was lost.
         KeyboardInterrupt: it was interrupted; the message says what is kept.
     """
     with closing(Journal(folder.journal_path)) as journal:
         recorder = Recorder(journal)
-        with _what_is_kept(folder, recorder):
+        with _what_is_kept(folder, recorder, ranks):
             with _progress() as bar, _nothing_left_behind(folder, recorder):
                 tracker = find_tracker(config.tracker, Path(config.runs))
-                run = prepare(config, recorder, bar.tick)
+                run = prepare(config, recorder, bar.tick, ranks)
                 journal.start(run.workload)
                 bar.expect(run.names, len(run.items))
                 for trace in recorder.requests:
@@ -169,11 +214,22 @@ def begun_manifest(folder: RunFolder, command: list[str]) -> dict[str, Any]:
 
 
 def prepare(
-    config: Config, recorder: Recorder, progress: Callable[[str], None]
+    config: Config, recorder: Recorder, progress: Callable[[str], None], ranks: Ranks
 ) -> Run | DataParallelRun:
-    """Load all that the run needs, in this process or in several."""
-    made = DataParallelRun if config.engine.dp > 1 else Run
-    return made(config, recorder, progress)
+    """Load all that the run needs, in this process or in several.
+
+    Raises:
+        HarnessError: something in the config cannot be served, here or on another rank.
+    """
+    if config.engine.tp != ranks.size:
+        raise ConfigError(
+            f"engine.tp: {config.engine.tp} ranks asked for, but a job of a sweep is one process; "
+            f"run it by itself, with `{launcher(config.engine.tp)}`"
+        )
+    if config.engine.dp > 1:
+        return DataParallelRun(config, recorder, progress)
+    with ranks.together():
+        return Run(config, recorder, progress, ranks=ranks)
 
 
 def decode(run: Run | DataParallelRun) -> KeyboardInterrupt | ShardError | None:
@@ -216,7 +272,7 @@ def write_results(
 
 
 @contextmanager
-def _what_is_kept(folder: RunFolder, recorder: Recorder) -> Iterator[None]:
+def _what_is_kept(folder: RunFolder, recorder: Recorder, ranks: Ranks) -> Iterator[None]:
     """Say what an end before the end leaves behind."""
     try:
         yield
@@ -225,20 +281,20 @@ def _what_is_kept(folder: RunFolder, recorder: Recorder) -> Iterator[None]:
             raise
         raise HarnessError(
             f"{error.filename or folder.path} cannot be written ({error.strerror or error}), make "
-            f"room: {_kept(folder, recorder)}"
+            f"room: {_kept(folder, recorder, ranks)}"
         ) from None
-    except ShardError as lost:
-        raise ShardError(f"{lost}: {_kept(folder, recorder)}") from None
+    except (ShardError, RanksError) as error:
+        raise type(error)(f"{error}: {_kept(folder, recorder, ranks)}") from None
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(_kept(folder, recorder)) from None
+        raise KeyboardInterrupt(_kept(folder, recorder, ranks)) from None
 
 
-def _kept(folder: RunFolder, recorder: Recorder) -> str:
+def _kept(folder: RunFolder, recorder: Recorder, ranks: Ranks) -> str:
     if not folder.path.exists():
         return "no request had finished, nothing is kept"
     return (
         f"{len(recorder.requests)} finished requests are kept; "
-        f"continue with `python -m harness resume={folder.path}`"
+        f"continue with `{launcher(ranks.size)} resume={folder.path}`"
     )
 
 

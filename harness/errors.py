@@ -37,6 +37,14 @@ class ShardError(HarnessError):
     """A process of a data-parallel run failed or died; what the others did is kept."""
 
 
+class RanksError(HarnessError):
+    """The ranks of a tensor-parallel run disagree: no request can go on. Raised on all alike."""
+
+
+class LostRank(RanksError):
+    """Another rank is gone or does not answer."""
+
+
 class RequestError(HarnessError):
     """One request cannot be served; the others go on."""
 

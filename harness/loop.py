@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 
 from harness.accounting import Books, close_books, ledger, trace_step
-from harness.admission import Admission
+from harness.admission import Admission, Grammars
 from harness.clock import Clock
 from harness.core import (
     PAD,
@@ -35,11 +35,12 @@ from harness.errors import ConfigError, DeadEnd
 from harness.grammar.masks import MaskBuffer
 from harness.grammar.matcher import GrammarEngine
 from harness.grammar.pool import GrammarPool
-from harness.grammar.service import GrammarService
 from harness.grammar.tracked import TrackedMatcher
 from harness.invariants import Invariants
 from harness.models.graphs import StaticLM
 from harness.models.language_model import LanguageModel, RowInput
+from harness.parallel.agreement import Agreement
+from harness.parallel.ranks import ALONE, Ranks
 from harness.static_logits import Places
 from harness.step import Step, isolate
 from strategies.base import Strategy
@@ -70,6 +71,9 @@ class EngineConfig:
         dp: processes that share the requests of a run (data parallelism), each with the whole pair
             and ``slots`` of its own; on CUDA each has a device to itself. With ``threads`` 0 they
             share the cores.
+        tp: devices that share the target (tensor parallelism), one process each, which
+            ``torchrun --nproc-per-node`` starts. They run eagerly.
+        tp_timeout_s: how long one of them waits for another in a step.
     """
 
     slots: int = 8
@@ -84,6 +88,8 @@ class EngineConfig:
     detail: bool = False
     paranoid: bool = False
     dp: int = 1
+    tp: int = 1
+    tp_timeout_s: float = 20.0
 
     def __post_init__(self) -> None:
         if self.mode not in ("auto", "eager", "graphs"):
@@ -96,6 +102,7 @@ class EngineConfig:
             "threads": 0,
             "grammar_threads": 1,
             "dp": 1,
+            "tp": 1,
         }
         for name, bound in least.items():
             if getattr(self, name) < bound:
@@ -107,6 +114,24 @@ class EngineConfig:
                 f"engine.profile: watches one process, and engine.dp={self.dp} has several; "
                 "set one of the two"
             )
+        if self.dp > 1 and self.tp > 1:
+            raise ConfigError(
+                f"engine.dp: {self.dp} processes cannot share a run whose target engine.tp="
+                f"{self.tp} shares out; set one of the two to 1"
+            )
+        if self.tp_timeout_s <= 0:
+            raise ConfigError(f"engine.tp_timeout_s: {self.tp_timeout_s} is not above 0; raise it")
+        single = {
+            "mode: graphs": self.mode == "graphs",
+            "compile": self.compile,
+            "profile": self.profile,
+        }
+        for name, chosen in single.items():
+            if chosen and self.tp > 1:
+                raise ConfigError(
+                    f"engine.{name}: not with engine.tp={self.tp}, which runs eagerly and on all "
+                    "ranks alike; leave it out"
+                )
 
 
 class Observer(Protocol):
@@ -146,6 +171,7 @@ class DecodeLoop:
         observer: gets every trace.
         clock: shared with the models, so that their captures are not taken for work.
         places: where the models' logits stay, if they do.
+        ranks: that run this same loop.
 
     Attributes:
         running: the sequences that are in a slot.
@@ -156,11 +182,12 @@ class DecodeLoop:
         target: LanguageModel,
         drafter: Drafter | None,
         strategy: Strategy,
-        grammars: GrammarService,
+        grammars: Grammars,
         config: EngineConfig,
         observer: Observer,
         clock: Clock,
         places: Places | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         if strategy.uses_draft and drafter is None:
             raise ConfigError(f"drafter: strategy {strategy.name} drafts; give it a drafter")
@@ -184,6 +211,7 @@ class DecodeLoop:
         if self._detailed is not None:
             strategy.verifier = self._detailed
         self._invariants = Invariants(strategy.follows, vocab_size, clock, config.paranoid)
+        self._ranks, self._agreement = ranks, Agreement(ranks, clock)
         self.running: list[Sequence] = []
 
     def run(self, requests: Iterable[Request]) -> None:
@@ -271,11 +299,13 @@ class DecodeLoop:
     def _iterate(self, sequences: list[Sequence], prefill: bool) -> None:
         """One step of one batch."""
         self.clock.resume("step")
-        with self.clock.span("step"):
+        name = f"step {self._tick} of {self.strategy.name}"
+        with self.clock.span("step"), self._ranks.step(name):
             if prefill:
                 self._invariants.begin(sequences)
             step, before, hidden_us = self._step(sequences, prefill)
             self._invariants.check(step.sequences)
+            self._agreement.check(step)
             closed = [close_books(step, index, was) for index, was in enumerate(before)]
         self._close(step, closed, hidden_us)
         if step.ran_ahead:  # the device works, so the time until the next step counts

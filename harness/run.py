@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 from transformers import PreTrainedModel
 
+from harness.admission import Grammars
 from harness.clock import Clock
 from harness.config import Config, chosen, options_of
 from harness.core import Finish, Request, RequestTrace, Sequence, StepTrace
@@ -31,6 +32,8 @@ from harness.models.causal_lm import CausalLM
 from harness.models.graphs import StaticLM
 from harness.models.language_model import LanguageModel
 from harness.models.pair import Pair, load_pair
+from harness.parallel.grammars import AgreedGrammars
+from harness.parallel.ranks import ALONE, Ranks
 from harness.results.record import Recorder
 from harness.results.table import Table
 from harness.results.viewer.tokens import TokenTexts, token_texts, used_ids
@@ -112,23 +115,30 @@ class Run:
         progress: called as requests finish.
         shard: the part of the workload that this process decodes; all is loaded, so that the
             caches of each are those of a run in one.
+        ranks: that run it together; what only rank 0 knows (``recorder``) it tells.
 
     Raises:
         HarnessError: something in the config cannot be served.
     """
 
     def __init__(
-        self, config: Config, recorder: Recorder, progress: Progress, shard: Shard = WHOLE
+        self,
+        config: Config,
+        recorder: Recorder,
+        progress: Progress,
+        shard: Shard = WHOLE,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.config, self._recorder, self._shard = config, recorder, shard
+        self._ranks = ranks
         self._clock = Clock()
-        self._places = Places(Captures(self._clock))
+        self._places = Places(Captures(self._clock), ranks)
         self._classes = chosen(config)
         drafts = any(each.uses_draft for each in self._classes)
         references = references_of(config.drafter, config.sampling) if drafts else {}
         if config.engine.threads:
             torch.set_num_threads(config.engine.threads)
-        pair = load_pair(needed_pair(config.pair, config.drafter if drafts else None))
+        pair = load_pair(needed_pair(config.pair, config.drafter if drafts else None), ranks)
         self._pair_name = pair.name
         self._dtype = str(pair.target.dtype).removeprefix("torch.")
         items = load(config.workload, pair.tokenizer)
@@ -176,7 +186,7 @@ class Run:
     def go(self) -> None:
         """Decode everything that the recorder has not yet, strategies in turn: a few requests
         each, so that drift of the machine hits all alike."""
-        done = self._recorder.done
+        done = self._ranks.gather(self._recorder.done)[0]
         for judge in self._judges:
             for item in self._refused():
                 if (judge.strategy, item.id) not in done:
@@ -202,7 +212,8 @@ class Run:
         self, made: SequenceOf[Strategy], recorder: Recorder, progress: Progress
     ) -> tuple[list[DecodeLoop], list[Judge]]:
         """A loop and its judge for each strategy, over the same models and one grammar cache."""
-        service = GrammarService(self._grammars, self.config.grammar)
+        own = GrammarService(self._grammars, self.config.grammar)
+        service: Grammars = own if self._ranks.size == 1 else AgreedGrammars(own, self._ranks)
         by_id = {item.id: item for item in self.items}
         table, codec = self._setup.table, self._setup.codec
         judges = [
@@ -219,6 +230,7 @@ class Run:
                 judge,
                 self._clock,
                 self._places,
+                self._ranks,
             )
             for each, judge in zip(made, judges, strict=True)
         ]
@@ -329,13 +341,15 @@ class Run:
         return target, self._engine(pair, pair.draft) if pair.draft is not None else None
 
     def _step_costs(self) -> Costs | None:
-        """What an adaptive length reckons with."""
+        """What an adaptive length reckons with: what rank 0 has measured, on all."""
         drafter, engine = self.config.drafter, self.config.engine
         if drafter.length != "adaptive":
             return None
-        return step_costs(
+        self._ranks.meet()  # one may read its weights still, and forwards wait less long for it
+        costs = step_costs(
             drafter, self._target, self.draft_model, engine.slots, engine.draft_tokens
         )
+        return self._ranks.gather(costs)[0]
 
     def _drafter(self, strategy: Strategy) -> Drafter | None:
         """One of its own, for a drafter learns from what became of its drafts."""
@@ -345,7 +359,8 @@ class Run:
         """A model as ``engine.mode`` wants it."""
         engine = self.config.engine
         eager = CausalLM(model, pair.vocab_size, engine.slots, self.max_length)
-        if engine.mode == "graphs" or (engine.mode == "auto" and eager.device.type == "cuda"):
+        on_cuda = eager.device.type == "cuda" and self._ranks.size == 1
+        if engine.mode == "graphs" or (engine.mode == "auto" and on_cuda):
             return StaticLM(eager, 1 + engine.draft_tokens, self._places, engine.compile)
         return eager
 

@@ -14,6 +14,7 @@ from harness.bitmask import mask_rows, upload, words
 from harness.clock import Clock
 from harness.core import PAD
 from harness.draft_vocabulary import DraftVocabulary
+from harness.parallel.ranks import ALONE, Ranks
 
 WARM_UPS = 2
 """Runs before a capture: they allocate, choose kernels and compile."""
@@ -232,10 +233,11 @@ class Places:
 
     Args:
         captures: makes the graphs of these models and of the work on their logits.
+        ranks: that act on these logits; what rank 0 chooses counts for all.
     """
 
-    def __init__(self, captures: Captures) -> None:
-        self.captures = captures
+    def __init__(self, captures: Captures, ranks: Ranks = ALONE) -> None:
+        self.captures, self.ranks = captures, ranks
         self._by_address: dict[int, StaticLogits] = {}
 
     def add(self, logits: torch.Tensor, pruned: DraftVocabulary | None = None) -> None:
@@ -256,7 +258,7 @@ def choose(
     work: Work, logits: torch.Tensor, places: Places | None, *arguments: torch.Tensor
 ) -> torch.Tensor:
     """``work(logits, *arguments)`` on the CPU, by a graph where there can be one. Waits for the
-    device; the result is overwritten by the next call.
+    device; the result is overwritten by the next call. Under tensor parallelism it is rank 0's.
 
     Args:
         work: see ``Work``.
@@ -266,8 +268,13 @@ def choose(
     """
     place = places.find(logits) if places else None
     if place is None:
-        return read_back(work(logits, *(_beside(logits, each) for each in arguments)))
-    return place.choose(work, arguments)[..., : len(logits)]
+        return decide(work(logits, *(_beside(logits, each) for each in arguments)), places)
+    return decide(place.choose(work, arguments)[..., : len(logits)], places)
+
+
+def decide(values: torch.Tensor, places: Places | None) -> torch.Tensor:
+    """``values`` on the CPU, for the loop to act on: rank 0's, on every rank."""
+    return places.ranks.decided(read_back(values)) if places else read_back(values)
 
 
 def _beside(logits: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

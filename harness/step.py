@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 from harness.core import Proposal, Sequence, Verdict
-from harness.errors import HarnessError
+from harness.errors import HarnessError, RanksError
 from harness.grammar.masks import MaskBuffer
 from harness.grammar.tracked import TrackedMatcher
 from harness.static_logits import Places
@@ -80,7 +80,7 @@ class Step:
 
 class isolate:
     """``with isolate(sequence)``: whatever a grammar engine raises ends this sequence, and no
-    other."""
+    other. That ranks have parted ends them all."""
 
     __slots__ = ("_sequence",)
 
@@ -96,7 +96,7 @@ class isolate:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        if not isinstance(error, Exception):
+        if not isinstance(error, Exception) or isinstance(error, RanksError):
             return False
         plain = isinstance(error, HarnessError)
         self._sequence.fail(str(error) if plain else f"{type(error).__name__}: {error}")

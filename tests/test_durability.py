@@ -296,7 +296,7 @@ def test_a_second_interrupt_ends_at_once(base: Path, tmp_path: Path) -> None:
 def test_an_interrupt_before_anything_has_finished_leaves_nothing(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupt(_: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("harness.run.load_pair", interrupt)
@@ -348,7 +348,7 @@ def test_too_little_disk_is_refused_before_the_models_load(
     usage = namedtuple("usage", "total used free")
     free = (MIN_FREE_MIB << 20) - 1
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1 << 40, 1 << 40, free))
-    monkeypatch.setattr("harness.run.load_pair", lambda _: pytest.fail("too late"))
+    monkeypatch.setattr("harness.run.load_pair", lambda *_: pytest.fail("too late"))
     with pytest.raises(SystemExit) as exit_:
         harness()
     assert exit_.value.code == 2

@@ -12,7 +12,7 @@ from harness.drafters.base import StopRule
 from harness.models.draws import draft_uniforms
 from harness.models.language_model import LanguageModel, RowInput
 from harness.models.sampling import Draw, Sampling, probabilities
-from harness.static_logits import Places, choose, read_back
+from harness.static_logits import Places, choose, decide
 
 
 class DraftChain:
@@ -92,7 +92,7 @@ class DraftChain:
         if self._sampling is None and self._width == 1:
             tokens = choose(largest_allowed, logits, self._places)[:, None]
         elif self._sampling is None:
-            tokens = logits.topk(self._width, dim=-1).indices
+            tokens = decide(logits.topk(self._width, dim=-1).indices, self._places)
         else:
             q = probabilities(logits, self._sampling)
             u = [self._uniform(i, len(self._chains[i])) for i in self.active]
@@ -103,8 +103,8 @@ class DraftChain:
                 self._q[i].append(laws[row])
         stop, stopped = self._stop, [False] * len(self.active)
         if stop is not None:
-            stopped = read_back(stop(logits)).tolist()
-        nodes = read_back(tokens).tolist()
+            stopped = decide(stop(logits), self._places).tolist()
+        nodes = tokens.tolist()
         if pruned is not None:
             nodes = [[pruned.target_id(token) for token in row] for row in nodes]
         still = []

@@ -158,6 +158,11 @@ class GrammarService:
         self._give_up_late(compilation)
         return compilation.done.done()
 
+    def first_ready(self, specs: Iterable[GrammarSpec | None]) -> int | None:
+        """Index of the first that nothing has to be waited for; that there is none is ready."""
+        ready = (i for i, spec in enumerate(specs) if spec is None or self.ready(spec))
+        return next(ready, None)
+
     def wait(self, specs: Iterable[GrammarSpec]) -> None:
         """Return as soon as one of ``specs`` is ready."""
         specs = list(specs)

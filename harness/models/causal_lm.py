@@ -114,10 +114,12 @@ class CausalLM:
         model.set_attn_implementation(attention.NAME)
         self.cache = RaggedCache(model, slots, max_length)
         config = model.config.get_text_config(decoder=True)
-        self._heads = config.num_attention_heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or self._heads
-        self._groups = self._heads // kv_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // self._heads
+        heads = config.num_attention_heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // heads
+        ranks = model.tp_size or 1  # that share the heads
+        self._groups = heads // kv_heads
+        self._heads, kv_heads = heads // ranks, kv_heads // ranks
         # The most heads, and the fewest cells, that a decode step brings.
         most = self._heads * attention.NARROW
         query = torch.zeros(1, most, 1, size, dtype=model.dtype, device=self.device)

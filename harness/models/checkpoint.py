@@ -29,6 +29,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
+from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from harness.errors import ConfigError
@@ -111,6 +112,7 @@ def read_model(
     device: torch.device,
     embeddings_of: PreTrainedModel | None = None,
     kept_ids: torch.Tensor | None = None,
+    tp: int = 1,
 ) -> PreTrainedModel:
     """The model, ready for inference.
 
@@ -118,6 +120,7 @@ def read_model(
         embeddings_of: the model whose embeddings and head this one uses: the same modules, not
             copies. Its own files lack them.
         kept_ids: the target ids of the rows of a pruned head; see ``pruned``.
+        tp: ranks that share the model, by transformers' own plan; this one reads its part.
 
     Raises:
         ConfigError: a tensor is missing, damaged, or of the wrong shape.
@@ -133,6 +136,7 @@ def read_model(
             attn_implementation="sdpa",
             output_loading_info=True,
             **own_head,
+            distributed_config=DistributedConfig(tp_size=tp) if tp > 1 else None,
         )
     missing = {*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])}
     if embeddings_of is not None:
@@ -196,6 +200,28 @@ def check_architecture(config: PretrainedConfig, field: str) -> None:
     if reason is not None:
         raise ConfigError(
             f"{field}: {config.model_type} {reason}; name a decoder with full attention"
+        )
+
+
+def check_parallel(config: PretrainedConfig, tp: int, field: str) -> None:
+    """Each rank of a tensor-parallel target computes whole heads.
+
+    Raises:
+        ConfigError: the heads cannot be shared out, or transformers has no plan for the model.
+    """
+    text = config.get_text_config(decoder=True)
+    heads = text.num_attention_heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    if heads % tp or kv_heads % tp:
+        fitting = [n for n in range(1, kv_heads + 1) if heads % n == kv_heads % n == 0]
+        raise ConfigError(
+            f"engine.tp: {tp} ranks cannot share the {heads} attention heads and {kv_heads} "
+            f"key/value heads of {field} evenly; use one of {', '.join(map(str, fitting))}"
+        )
+    if tp > 1 and not getattr(text, "base_model_tp_plan", None):
+        raise ConfigError(
+            f"engine.tp: transformers has no tensor-parallel plan for {config.model_type} "
+            f"({field}); use 1, or name another model"
         )
 
 

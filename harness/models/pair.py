@@ -11,6 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from harness.errors import ConfigError
 from harness.models.checkpoint import (
+    check_parallel,
     locate,
     logits_width,
     read_config,
@@ -19,6 +20,8 @@ from harness.models.checkpoint import (
     shares_embeddings,
 )
 from harness.models.pruned import is_pruned, read_target_ids
+from harness.parallel.launch import rank_device
+from harness.parallel.ranks import ALONE, Ranks
 
 DTYPES = {
     "float32": torch.float32,
@@ -68,19 +71,24 @@ class Pair:
     name: str
 
 
-def load_pair(config: PairConfig) -> Pair:
+def load_pair(config: PairConfig, ranks: Ranks = ALONE) -> Pair:
     """Load the target, the draft and their tokenizer. What needs no weights is checked first.
+
+    Args:
+        config: which ones.
+        ranks: that share the target; each has the whole draft, but for borrowed embeddings.
 
     Raises:
         ConfigError: a model cannot be found or read, the engine cannot run it, the two do not
             fit together, or there is no such dtype or device.
     """
-    device = choose_device(config.device)
+    device = choose_device(config.device) if ranks.size == 1 else rank_device(config.device)
     if device.index is not None:
         torch.cuda.set_device(device)  # where Triton launches and graphs are captured
     dtype = choose_dtype(config.dtype, device)
 
-    source = locate(config.target, "pair.target")
+    with ranks.leading():  # a GGUF is converted once
+        source = locate(config.target, "pair.target")
     target_config = read_config(source, "pair.target")
     if shares_embeddings(target_config) or is_pruned(target_config):
         lack = "embeddings" if shares_embeddings(target_config) else "a whole head"
@@ -91,15 +99,19 @@ def load_pair(config: PairConfig) -> Pair:
     if tokenizer is None:
         raise ConfigError(f"pair.target: {config.target} has no tokenizer; save it there")
     check_width(target_config, tokenizer, "pair.target")
+    check_parallel(target_config, ranks.size, "pair.target")
 
     draft_source, shared, kept_ids = None, False, None
     if config.draft is not None:
-        draft_source = locate(config.draft, "pair.draft")
+        with ranks.leading():
+            draft_source = locate(config.draft, "pair.draft")
         shared, kept_ids = _check_draft(draft_source, target_config, tokenizer)
 
-    target = read_model(source, "pair.target", dtype, device)
+    target = read_model(source, "pair.target", dtype, device, tp=ranks.size)
     draft = None
-    if draft_source is not None:
+    if kept_ids is not None and shared:
+        ranks.meet()  # each will send the others its part of the head
+    if draft_source is not None:  # whole on every rank: it is small, and its forwards are many
         lender = target if shared else None
         draft = read_model(draft_source, "pair.draft", dtype, device, lender, kept_ids)
     return Pair(

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 
@@ -96,9 +97,14 @@ def read_target_ids(source: str, config: PretrainedConfig, vocab_size: int) -> t
 
 
 def prune_head(head: nn.Linear, ids: torch.Tensor) -> PrunedHead:
-    """The rows ``ids`` of a whole head."""
-    rows = ids.to(head.weight.device)
-    return PrunedHead(head.weight[rows], ids, None if head.bias is None else head.bias[rows])
+    """The rows ``ids`` of a whole head. Of one that ranks share, on each rank: all must ask."""
+    weight, bias = _whole(head.weight), None if head.bias is None else _whole(head.bias)
+    rows = ids.to(weight.device)
+    return PrunedHead(weight[rows], ids, None if bias is None else bias[rows])
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def read_head(source: str, whole: nn.Linear, ids: torch.Tensor) -> PrunedHead:

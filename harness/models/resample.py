@@ -118,5 +118,5 @@ def _second_choices(
         return [tokens[row] for row in rows], [gaps[row] for row in rows]
     logits = batch.logits[upload(torch.tensor(rows), batch.logits.device)]
     mask_rows(logits, upload(mask, logits.device))
-    tokens, gaps = own_tokens(logits, batch.sampling, u[rows])
+    tokens, gaps = own_tokens(logits, batch.sampling, u[rows], batch.places)
     return tokens, gaps or [math.nan] * len(tokens)
