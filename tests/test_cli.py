@@ -154,10 +154,10 @@ def test_a_sweep_runs_each_combination(invoke: Callable[..., list[Path]]) -> Non
 def test_a_sweep_over_drafters_compares_the_strategies_that_each_can_serve(
     invoke: Callable[..., list[Path]],
 ) -> None:
-    folders = invoke("-m", "drafter=model,ngram,random")
+    (sweep,) = invoke("-m", "drafter=model,ngram,random")
     by_drafter = {
-        json.loads((folder / "manifest.json").read_text())["setup"]["drafter"]: folder
-        for folder in folders
+        json.loads(manifest.read_text())["setup"]["drafter"]: manifest.parent
+        for manifest in sweep.glob("*/manifest.json")
     }
     every = set(strategies.registry())
     assert set(summary_of(by_drafter["model"])) == every
