@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections import ChainMap
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from safetensors.torch import load_file, save_file
 
 from harness.cli import main
 from harness.results.record import RunFolder
@@ -124,12 +127,30 @@ def test_both_engines_and_a_temperature_give_valid_outputs(tmp_path: Path) -> No
     assert rows[rows.complete].valid.dropna().all()
 
 
-def test_the_counts_are_those_of_an_independent_loop(tmp_path: Path) -> None:
-    """Ten tool calls; the reference counted 2.38 and 3.13 tokens per verify step (issue 2)."""
+@pytest.fixture
+def earlier_draft(tmp_path: Path) -> Path:
+    """The draft that the independent loop counted with, whose weights lie beside the workloads."""
+    parts = data_path(WorkloadConfig(name="bfcl")).parents[1] / "models" / "smollm2-draft-3l"
+    weights = [load_file(part) for part in sorted(parts.glob("*.safetensors"))]
+    if not weights:
+        pytest.skip("models/smollm2-draft-3l is not in $HARNESS_SHARED")
+    folder = tmp_path / "smollm2-draft-3l"
+    folder.mkdir()
+    config = files("harness.models") / "weights" / "smollm2-draft-3l" / "config.json"
+    (folder / "config.json").write_text(config.read_text())
+    save_file(dict(ChainMap(*weights)), folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_the_counts_are_those_of_an_independent_loop(tmp_path: Path, earlier_draft: Path) -> None:
+    """Ten tool calls; the reference counted 2.38 and 3.13 tokens per verify step."""
     if not data_path(WorkloadConfig(name="bfcl")).is_file():
         pytest.skip("bfcl.jsonl is not here: see workload.path")
     found: dict[str, Any] = run(
-        tmp_path, "experiment=orientation", "compare=[vllm,trtllm]"
+        tmp_path / "runs",
+        "experiment=orientation",
+        "compare=[vllm,trtllm]",
+        f"pair.draft={earlier_draft}",
     ).strategies()
     assert found["vllm"]["mean_accept_len"] == pytest.approx(2.38, abs=0.04)
     assert found["trtllm"]["mean_accept_len"] == pytest.approx(3.13, abs=0.04)

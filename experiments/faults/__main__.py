@@ -52,11 +52,13 @@ RUN = "experiments.faults.kinds:run_case"
 def main(arguments: Sequence[str]) -> None:
     study = Study.begin("faults", arguments, DEFAULTS)
     settings = study.settings
-    outcomes = []
+    outcomes, asked = [], chosen(settings)
     slow, quick = KILL_S, float(settings["limit_s"])
     limit_s = lambda case: slow if case.kind == "kills" else quick  # noqa: E731
-    for outcome in campaign(chosen(settings), int(settings["processes"]), limit_s, RUN):
+    for outcome in campaign(asked, int(settings["processes"]), limit_s, RUN):
         outcomes.append(outcome)
+        if len(outcomes) % 100 == 0:
+            print(f"{len(outcomes)} of {len(asked)} cases", file=sys.stderr, flush=True)
         for sort, what in outcome.violations.items():
             print(f"{sort}: only={outcome.case}  {outcome.setting}: {what}", flush=True)
         if settings["only"]:

@@ -32,6 +32,8 @@ MAX_MULTIPLE = 1024
 _RULE, _SEQUENCE, _CHOICES, _REPEAT = 4, 5, 6, 8
 """Kinds of expressions that contain others, in xgrammar's serialised grammars."""
 
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_LOOKAHEAD = re.compile(r"\(\?[=!]")
 _LENGTHS = ("minLength", "maxLength")
 _SOURCE_POSITION = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 
@@ -171,10 +173,7 @@ def unsupported(schema: Mapping[str, Any] | bool) -> str | None:
 
 def _problems(schema: Mapping[str, Any]) -> Iterator[str]:
     """The keywords of one schema, without its subschemas, that xgrammar gets wrong."""
-    if "multipleOf" in schema and _may_be(schema, "number"):
-        yield "xgrammar ignores multipleOf on numbers"
-    elif not 0 < schema.get("multipleOf", 1) <= MAX_MULTIPLE:
-        yield f"xgrammar ignores multipleOf above {MAX_MULTIPLE}"
+    yield from _multiple_problems(schema)
     if _may_be(schema, "array"):
         if schema.get("uniqueItems"):
             yield "xgrammar ignores uniqueItems"
@@ -184,6 +183,8 @@ def _problems(schema: Mapping[str, Any]) -> Iterator[str]:
     if _may_be(schema, "string"):
         if "format" in schema and schema["format"] not in FORMATS:
             yield f"xgrammar does not know the format {schema['format']!r}"
+        if _LOOKAHEAD.search(schema.get("pattern", "")):
+            yield "xgrammar ignores lookahead in a pattern"
         for keyword in ("pattern", "format"):
             if keyword in schema and any(length in schema for length in _LENGTHS):
                 yield f"xgrammar ignores length bounds beside {keyword}"
@@ -191,6 +192,16 @@ def _problems(schema: Mapping[str, Any]) -> Iterator[str]:
         yield from _key_problems(schema)
     if len(schema.get("allOf", ())) > 1:
         yield "xgrammar ignores an allOf of several branches"
+
+
+def _multiple_problems(schema: Mapping[str, Any]) -> Iterator[str]:
+    """xgrammar follows multiples of integers, within limits."""
+    if "multipleOf" in schema and _may_be(schema, "number"):
+        yield "xgrammar ignores multipleOf on numbers"
+    elif not 0 < schema.get("multipleOf", 1) <= MAX_MULTIPLE:
+        yield f"xgrammar ignores multipleOf above {MAX_MULTIPLE}"
+    elif "multipleOf" in schema and any(bound in schema for bound in _BOUNDS):
+        yield "xgrammar ignores multipleOf beside minimum or maximum"
 
 
 def _key_problems(schema: Mapping[str, Any]) -> Iterator[str]:
