@@ -33,6 +33,7 @@ class Batch:
         tokens: int64 ``[rows, length]``, padded with 0 on the right.
         positions: int64 ``[n * CHUNK]``, indices into the flattened ``tokens`` of the positions
             whose next token is predicted.
+        rows: int64 ``[n * CHUNK]``, of the masks that say what may stand there; 0 in prompts.
         weights: fp32 ``[n * CHUNK]``; 1, or 0 for padding.
         total: sum of ``weights``.
         real: tokens that are no padding.
@@ -40,6 +41,7 @@ class Batch:
 
     tokens: torch.Tensor
     positions: torch.Tensor
+    rows: torch.Tensor
     weights: torch.Tensor
     total: int
     real: int
@@ -52,9 +54,8 @@ class Batch:
         return self._each(torch.Tensor.pin_memory)
 
     def _each(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-        return Batch(
-            move(self.tokens), move(self.positions), move(self.weights), self.total, self.real
-        )
+        tensors = map(move, (self.tokens, self.positions, self.rows, self.weights))
+        return Batch(*tensors, self.total, self.real)
 
 
 def collate(
@@ -72,20 +73,24 @@ def collate(
         random: draws them.
     """
     tokens = np.zeros(shape, dtype=np.int64)
-    chosen = []
+    chosen, rows = [], []
     for row, each in enumerate(sequences):
         tokens[row, : len(each.tokens)] = each.tokens
         first = each.start - 1  # it predicts the first output token
-        picked = np.arange(first, len(each.tokens) - 1)
+        picked, masks = np.arange(first, len(each.tokens) - 1), each.rows.astype(np.int64)
         if random is not None and prompt_share > 0:
             prompt = np.flatnonzero(random.random(first) < prompt_share)
             picked = np.concatenate([prompt, picked])
+            masks = np.concatenate([np.zeros(len(prompt), np.int64), masks])
         chosen.append(row * shape[1] + picked)
-    flat = np.concatenate(chosen)
+        rows.append(masks)
+    flat, masks = np.concatenate(chosen), np.concatenate(rows)
     padded = -(-len(flat) // CHUNK) * CHUNK
+    rest = (0, padded - len(flat))
     return Batch(
         torch.from_numpy(tokens),
-        torch.from_numpy(np.pad(flat, (0, padded - len(flat)))),
+        torch.from_numpy(np.pad(flat, rest)),
+        torch.from_numpy(np.pad(masks, rest)),
         (torch.arange(padded) < len(flat)).float(),
         total=len(flat),
         real=sum(len(each.tokens) for each in sequences),

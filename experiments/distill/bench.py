@@ -130,5 +130,7 @@ def made_up(settings: Settings, vocab_size: int) -> list[TokenSequence]:
         prompt, output = np.exp(random.normal(np.log([PROMPT, OUTPUT]), SPREAD)).astype(int) + 1
         length = min(prompt + output, settings.max_length)
         tokens = random.integers(vocab_size, size=length).astype(np.int32)
-        found.append(TokenSequence("made up", "made up", tokens, int(min(prompt, length - 1))))
+        start = int(min(prompt, length - 1))
+        rows = np.zeros(length - start, np.int32)
+        found.append(TokenSequence("made up", "made up", tokens, start, rows))
     return found

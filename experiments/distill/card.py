@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.distill.data import Data, counts, load, rounds
-from experiments.distill.evaluate import Shares
+from experiments.distill.evaluate import Shares, with_interval
 from experiments.distill.export import draft_folders, students, trained
+from experiments.distill.measure import KINDS
 from experiments.distill.settings import Settings, defaults
 
 CARD = """\
@@ -29,15 +30,17 @@ itself would start the embeddings at random. It proposes tokens and is not meant
 ## Agreement
 
 Share of output tokens (end tokens included) where draft and target have the same best token,
-teacher-forced in fp32, on BFCL's `eval` split, which training has not seen. Intervals are 95 %, by
+teacher-forced in fp32, on BFCL's `eval` split, which training has not seen, with 95 % intervals by
 bootstrap over the items. *reference* = the data set's own answers; *greedy* = what the target
 itself writes under the item's grammar.
+
+{kinds}
 
 {shares}
 
 ## Training
 
-Forward KL divergence to the target's law, temperature 1, whole vocabulary; {optimizer}, learning
+Forward KL divergence to {law}, temperature 1, whole vocabulary; {optimizer}, learning
 rate {lr:g} with warm-up and cosine to 0, batches of {batch_tokens:,} tokens (padding included), all
 positions of the outputs and {prompt_share:.0%} of those of the prompts: {steps:,} steps,
 {millions:.0f} million tokens, {minutes:.1f} minutes{together}.
@@ -55,6 +58,10 @@ target's.
 """
 BASES = {"smollm2": ("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0")}
 """The hub's name and the licence of targets that ``pair.target`` calls otherwise."""
+LAWS = {
+    "masked": "the law that the target decodes by (under a grammar: without what that forbids)",
+    "own": "the target's own law, as if there were no grammar",
+}
 NAMED = ("pair", "layers", "rounds", "steps")
 """Settings that the command always names."""
 LEFT_OUT = (
@@ -88,10 +95,12 @@ def write_card(settings: Settings, out: Path, student: str, shares: Shares) -> N
         base=base,
         licence=licence,
         layers=", ".join(map(str, layers[student])),
+        kinds="\n".join(f"- *{kind}*: {doc}." for kind, doc in KINDS.items()),
         shares=_shares(shares),
         optimizer={"adamw": "AdamW", "muon": "Muon (matrices) and AdamW (norms)"}[
             settings.optimizer
         ],
+        law=LAWS[settings.law],
         lr=settings.lr,
         batch_tokens=settings.batch_tokens,
         prompt_share=settings.prompt_share,
@@ -117,13 +126,13 @@ def command(settings: Settings, rounds: int, steps: int) -> str:
 
 
 def _shares(shares: Shares) -> str:
+    heads = ["outputs", *KINDS, "tokens"]
     rows = [
-        f"| {source} | {each['agreement']:.3f} | {{:.3f}}–{{:.3f}} | {each['tokens']:,} |".format(
-            *each["interval"]
-        )
+        [source, *(with_interval(each[kind]) for kind in KINDS), f"{each['tokens']:,}"]
         for source, each in shares.items()
     ]
-    return "\n".join(["| outputs | agreement | 95 % | tokens |", "|---|---|---|---|", *rows])
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _data(data: Data) -> str:

@@ -9,8 +9,8 @@ Four stages; each keeps what it has done and goes on there when the same command
     token sequences: the target's own outputs under grammars and free ones, made by the harness's
     decode loop, and reference answers; training records only (``experiments.distill.data``)
 ``train``
-    forward KL divergence to the target's law, several students at once
-    (``experiments.distill.learner``)
+    forward KL divergence to the law that the target decodes by, which under a grammar is the masked
+    one; several students at once (``experiments.distill.learner``)
 ``export``
     a folder for ``pair.draft`` per student, the curve as JSON, CSV and figure
 ``evaluate``
@@ -63,11 +63,14 @@ def run(arguments: Sequence[str]) -> int:
 
 def _data(settings: Settings, study: Study) -> None:
     make(settings, study.out / "data")
-    print_tables([data_table(load(study.out / "data"))])
+    if settings.share == (0, 1):  # else others may be at work
+        print_tables([data_table(load(study.out / "data"))])
 
 
 def _train(settings: Settings, study: Study) -> None:
-    train(settings, load(study.out / "data"), study.out / "train")
+    data = load(study.out / "data")
+    taught = data if settings.law == "masked" else data.without_masks()
+    train(settings, taught, study.out / "train")
 
 
 def _export(settings: Settings, study: Study) -> None:

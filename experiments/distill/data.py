@@ -7,19 +7,23 @@ so a later call goes on where this one stopped, and its folder holds what one ca
 
 Besides the rounds: ``reference``, the records' own answers behind several variants of their
 prompts, in all styles of JSON; and ``held_out``, reference answers and greedy outputs of the
-held-out records.
+held-out records. Every sequence knows what its grammar allowed at each token of its output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
+import numpy as np
+
 from experiments.distill import prompts
 from experiments.distill.decoding import Decoder, Mode
+from experiments.distill.masks import Masks, MaskTable
 from experiments.distill.progress import Progress, progress
 from experiments.distill.prompts import Record, is_call, is_held_out
 from experiments.distill.references import OTHERS, reference_sequences
@@ -37,11 +41,29 @@ REFERENCE, HELD_OUT = "reference", "held_out"
 """Files of sequences that are made once."""
 
 
+Made = tuple[list[TokenSequence], Masks]
+
+
 class Data(NamedTuple):
-    """What the stage leaves: sequences to train on, and those of held-out records."""
+    """What the stage leaves.
+
+    Attributes:
+        train: sequences to train on.
+        held_out: those of held-out records.
+        masks: int32 ``[rows, words]``, of both.
+    """
 
     train: list[TokenSequence]
     held_out: list[TokenSequence]
+    masks: Masks
+
+    def without_masks(self) -> Data:
+        """The same sequences as if no grammar had governed them."""
+        parts = (
+            [each._replace(rows=np.zeros_like(each.rows)) for each in part]
+            for part in (self.train, self.held_out)
+        )
+        return Data(*parts, self.masks[:1])
 
 
 def load(folder: Path) -> Data:
@@ -54,7 +76,16 @@ def load(folder: Path) -> Data:
     files = sorted(set(folder.glob("*.parquet")) - {held_out})
     if not files or not held_out.is_file():
         raise ConfigError(f"stages: {folder} holds no sequences; run the stage data first")
-    return Data([each for file in files for each in read(file)], read(held_out))
+    *train, (unseen, masks) = [read(file) for file in (*files, held_out)]
+    table = MaskTable(masks.shape[1])
+    kept = [_moved(*part, table) for part in (*train, (unseen, masks))]
+    return Data([each for part in kept[:-1] for each in part], kept[-1], table.masks)
+
+
+def _moved(sequences: list[TokenSequence], masks: Masks, table: MaskTable) -> list[TokenSequence]:
+    """Sequences whose masks are rows of another table."""
+    place = np.array([table.row(mask) for mask in masks], np.int32)
+    return [each._replace(rows=place[each.rows]) for each in sequences]
 
 
 def rounds(folder: Path) -> int:
@@ -89,24 +120,25 @@ def make(settings: Settings, folder: Path) -> None:
     """
     begun = perf_counter()
     claim(folder, settings.values("data"))
-    once = {REFERENCE: _Maker.references, HELD_OUT: _Maker.held_out}
-    files = {name: folder / f"{name}.parquet" for name in once}
-    of_rounds = [folder / f"round-{number:04d}.parquet" for number in range(settings.rounds)]
+    files: dict[Path, Callable[[_Maker], Made]] = {
+        folder / f"{REFERENCE}.parquet": _Maker.references,
+        folder / f"{HELD_OUT}.parquet": _Maker.held_out,
+    }
+    once = set(files)
+    for number in range(settings.rounds):
+        files[folder / f"round-{number:04d}.parquet"] = partial(_Maker.round, number=number)
     first, step = settings.share
-    mine = [of_rounds[number] for number in range(first, settings.rounds, step)]
-    if all(path.exists() for path in (*files.values(), *mine)):
+    mine = dict(list(files.items())[first::step])
+    if all(path.exists() for path in mine):
         return
     with progress("data") as shown:
         maker = _Maker(settings, shown)
-        for name, path in files.items():
-            if not path.exists():
-                write(path, once[name](maker))
-        for number, path in list(enumerate(of_rounds))[first::step]:
+        for path, make_it in mine.items():
             spent = perf_counter() - begun
-            if settings.data_seconds and spent > settings.data_seconds:
+            if settings.data_seconds and spent > settings.data_seconds and path not in once:
                 break
             if not path.exists():
-                write(path, maker.round(number))
+                write(path, *make_it(maker))
 
 
 class _Maker:
@@ -127,7 +159,7 @@ class _Maker:
         self._train = self._limited(record for record in records if not is_held_out(record))
         self._held_out = self._limited(record for record in records if is_held_out(record))
 
-    def round(self, number: int) -> list[TokenSequence]:
+    def round(self, number: int) -> Made:
         """One generation round."""
         variant, place = divmod(number, len(MODES))
         mode, seed = MODES[place], self._settings.seed
@@ -135,26 +167,31 @@ class _Maker:
         records = mix(self._train, variant, seed)
         if variant and mode.temperature == 0:  # an unchanged prompt brings nothing new
             records = [record for record in records if is_call(record)]
-        done = number / self._settings.rounds
-        return self._outputs(f"round {number}", done, records, mode, derive_seed(seed, str(number)))
+        done, seed = number / self._settings.rounds, derive_seed(seed, str(number))
+        table = self._decoder.grammars.new_table()
+        return self._outputs(f"round {number}", done, records, mode, seed, table), table.masks
 
-    def references(self) -> list[TokenSequence]:
+    def references(self) -> Made:
         """Reference answers behind variants of their prompts, each compact and in another style."""
-        others = cycle(OTHERS)
+        others, table = cycle(OTHERS), self._decoder.grammars.new_table()
         found: list[TokenSequence] = []
         for variant in range(self._settings.references):
-            for record in prompts.distracted(self._train, variant, self._settings.seed):
-                if is_call(record) or variant == 0:
-                    found += self._answered(record, ("compact", next(others)))
+            chosen = [
+                (record, ("compact", next(others)))
+                for record in prompts.distracted(self._train, variant, self._settings.seed)
+                if is_call(record) or variant == 0
+            ]
+            found += self._answered(chosen, table)
             self._shown.at(0.0, f"references, variant {variant}")
-        return found
+        return found, table.masks
 
-    def held_out(self) -> list[TokenSequence]:
+    def held_out(self) -> Made:
         """Of each held-out record its reference answers, compact, and the target's own outputs."""
-        found = [each for record in self._held_out for each in self._answered(record, ("compact",))]
+        table = self._decoder.grammars.new_table()
+        found = self._answered([(record, ("compact",)) for record in self._held_out], table)
         for mode in GREEDY:
-            found += self._outputs(HELD_OUT, 0.0, self._held_out, mode, self._settings.seed)
-        return found
+            found += self._outputs(HELD_OUT, 0.0, self._held_out, mode, self._settings.seed, table)
+        return found, table.masks
 
     def _limited(self, records: Iterable[Record]) -> list[Record]:
         """``items`` of each workload, or all."""
@@ -164,16 +201,22 @@ class _Maker:
         limit = self._settings.items or None
         return [*kept[True][:limit], *kept[False][:limit]]
 
-    def _answered(self, record: Record, styles: Iterable[str]) -> Iterable[TokenSequence]:
-        return reference_sequences(record, styles, self._pair.tokenizer, self._max_length)
+    def _answered(
+        self, records: Iterable[tuple[Record, Iterable[str]]], table: MaskTable
+    ) -> list[TokenSequence]:
+        return reference_sequences(
+            records, self._pair.tokenizer, self._max_length, self._decoder.grammars, table
+        )
 
     def _outputs(
-        self, what: str, done: float, records: Sequence[Record], mode: Mode, seed: int
+        self,
+        what: str,
+        done: float,
+        records: Sequence[Record],
+        mode: Mode,
+        seed: int,
+        table: MaskTable,
     ) -> list[TokenSequence]:
         """The target's own outputs in one mode."""
-        return self._decoder.decode(
-            records,
-            mode,
-            seed,
-            lambda count: self._shown.at(done, f"{what}, {mode.name}: {count}"),
-        )
+        told = lambda count: self._shown.at(done, f"{what}, {mode.name}: {count}")  # noqa: E731
+        return self._decoder.decode(records, mode, seed, table, told)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
 import strategies
+from experiments.distill.masks import Governed, Grammars, MaskTable
 from experiments.distill.prompts import Record, source, to_item
 from experiments.distill.sequences import TokenSequence, sequence
 from harness.clock import Clock
 from harness.core import Request, Sequence, StepTrace
 from harness.errors import HarnessError
 from harness.grammar.matcher import Whitespace
-from harness.grammar.service import GrammarConfig, GrammarService, grammar_engine
 from harness.grammar.vocabulary import token_table
 from harness.loop import DecodeLoop, EngineConfig, Times
 from harness.models.causal_lm import CausalLM
@@ -27,8 +27,6 @@ from harness.workloads.item import to_request
 from strategies.base import Setup
 
 STRATEGY = "plain"
-COMPILE_TIMEOUT_S = 10.0
-GRAMMAR_CACHE_MB = 16_384
 
 
 class Mode(NamedTuple):
@@ -81,6 +79,9 @@ class Decoder:
         slots: sequences decoded at once.
         max_length: tokens a slot holds.
         max_new_tokens: bound of an output.
+
+    Attributes:
+        grammars: of the target's vocabulary.
     """
 
     def __init__(self, pair: Pair, slots: int, max_length: int, max_new_tokens: int) -> None:
@@ -93,11 +94,16 @@ class Decoder:
         if eager.device.type == "cuda":
             self._target = StaticLM(eager, decode_width=1, places=self._places)
         self._table = token_table(pair.tokenizer, pair.stop_ids)
-        self._services: dict[str, GrammarService] = {}
+        self.grammars = Grammars(self._table)
         self._loops: dict[Mode, tuple[DecodeLoop, _Outputs]] = {}
 
     def decode(
-        self, records: SequenceOf[Record], mode: Mode, seed: int, told: Callable[[str], None]
+        self,
+        records: SequenceOf[Record],
+        mode: Mode,
+        seed: int,
+        table: MaskTable,
+        told: Callable[[str], None],
     ) -> list[TokenSequence]:
         """The outputs of one mode behind their prompts, in the order of the records.
 
@@ -107,6 +113,7 @@ class Decoder:
             records: with ids of their own.
             mode: of all of them.
             seed: of the draws.
+            table: takes the masks.
             told: called when a request has ended, with how many have.
         """
         if mode not in self._loops:
@@ -116,12 +123,20 @@ class Decoder:
         requests = {request.id: (record, request) for record, request in made if request}
         outputs.begin(len(requests), told)
         loop.run([request for _, request in requests.values()])
-        found = (
-            sequence(name, source(record, mode.name), request.prompt_ids, output, self._max_length)
+        found = [
+            (each, Governed(each.output, request.grammar, mode.whitespace or "compact"))
             for name, (record, request) in requests.items()
             if (output := outputs.by_request.get(name))
-        )
-        return [each for each in found if each is not None]
+            and (each := self._sequence(record, request, mode, output))
+        ]
+        rows = self.grammars.follow([governed for _, governed in found], table)
+        return [each._replace(rows=own) for (each, _), own in zip(found, rows, strict=True)]
+
+    def _sequence(
+        self, record: Record, request: Request, mode: Mode, output: list[int]
+    ) -> TokenSequence | None:
+        made_by, length = source(record, mode.name), self._max_length
+        return sequence(request.id, made_by, request.prompt_ids, output, length)
 
     def _request(self, record: Record, mode: Mode, seed: int) -> Request | None:
         """The request of a record, without its grammar if the mode has none; None if there is no
@@ -143,20 +158,10 @@ class Decoder:
             self._target,
             None,
             strategy(strategy.Options(), setup),
-            self._service(mode.whitespace or "compact"),
+            self.grammars.service(mode.whitespace or "compact"),
             EngineConfig(slots=self._slots, draft_tokens=1),
             observer,
             self._clock,
             self._places,
         )
         return loop, observer
-
-    def _service(self, whitespace: Whitespace) -> GrammarService:
-        """One service for each whitespace, so that no grammar is compiled twice."""
-        if whitespace not in self._services:
-            config = GrammarConfig(
-                whitespace=whitespace, timeout_s=COMPILE_TIMEOUT_S, cache_mb=GRAMMAR_CACHE_MB
-            )
-            engine = grammar_engine(config.engine, self._table, whitespace)
-            self._services[whitespace] = GrammarService(engine, config)
-        return self._services[whitespace]

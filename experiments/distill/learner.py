@@ -15,11 +15,14 @@ import torch
 from torch import nn
 
 from experiments.distill.batches import Batch
+from experiments.distill.masks import Masks, MaskTable
 from experiments.distill.objective import (
     ChunkDivergence,
     Divergence,
+    TargetLogits,
     chunk_divergence,
     divergences,
+    legal_logits,
 )
 from experiments.distill.optimizers import make_optimizers, set_rate
 from experiments.distill.settings import Settings
@@ -42,13 +45,14 @@ class Learner:
 
     Args:
         settings: of the training.
+        masks: int32 ``[rows, words]`` that the batches refer to; None = no grammar anywhere.
 
     Attributes:
         students: by name.
         head: ``[vocab, hidden]``, of them all.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, masks: Masks | None = None) -> None:
         pair = load_pair(PairConfig(settings.target, device=settings.device))
         self.target, self.device = pair.target, pair.target.device
         total = self.target.config.get_text_config(decoder=True).num_hidden_layers
@@ -62,7 +66,10 @@ class Learner:
             )
             for name, own in self.own.items()
         }
+        known = MaskTable(-(-len(self.head) // 32)).masks if masks is None else masks
+        self._masks = torch.from_numpy(known).to(self.device)
         self._of_chunk: ChunkDivergence = chunk_divergence
+        self._of_target: TargetLogits = legal_logits
         cuda = self.device.type == "cuda"
         self.compiled = settings.compile == "true" or (settings.compile == "auto" and cuda)
         if self.compiled:
@@ -75,6 +82,7 @@ class Learner:
             for layer in student.get_decoder().layers:
                 layer.compile(dynamic=False)
         self._of_chunk = torch.compile(chunk_divergence, dynamic=False)
+        self._of_target = torch.compile(legal_logits, dynamic=False)
 
     def stage(self, batch: Batch) -> Batch:
         """A batch of the CPU where the device can fetch it without anyone waiting."""
@@ -127,7 +135,9 @@ class Learner:
     ) -> dict[str, Divergence]:
         """By student, see ``experiments.distill.objective.divergences``."""
         own = [each.detach() for each in states.values()]
-        found = divergences(target_states, own, batch.weights, self.head, self._of_chunk)
+        found = divergences(
+            target_states, own, batch, self._masks, self.head, self._of_chunk, self._of_target
+        )
         return dict(zip(states, found, strict=True))
 
     def backward(

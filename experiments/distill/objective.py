@@ -6,6 +6,9 @@ positions only, and no graph is kept of them: the gradient of the forward diverg
     KL(p || q) = sum_v p_v (log p_v - log q_v),   dKL / dlogits_q = q - p   (Hinton et al., 2015)
 
 and goes through the frozen head by one product. What is left to autograd is the student's layers.
+
+Under a grammar the target's law p is the masked one, which decoding draws from: what the grammar
+forbids has probability 0. The student's law is its own, without a mask.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from experiments.distill.batches import CHUNK
+from experiments.distill.batches import CHUNK, Batch
 
 
 class Divergence(NamedTuple):
@@ -35,6 +38,24 @@ class Divergence(NamedTuple):
 ChunkDivergence = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
 ]
+
+
+TargetLogits = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def legal_logits(states: torch.Tensor, masks: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+    """Logits of the target; what a mask forbids has the lowest finite value.
+
+    Args:
+        states: ``[positions, hidden]``.
+        masks: int32 ``[positions, words]``; bit i of word w allows token 32 w + i.
+        head: ``[vocab, hidden]``.
+    """
+    logits = F.linear(states, head)
+    bits = torch.arange(32, dtype=torch.int32, device=masks.device)
+    allowed = (masks[:, :, None] >> bits) & 1
+    legal = allowed.flatten(1)[:, : len(head)] == 1
+    return logits.masked_fill(~legal, torch.finfo(logits.dtype).min)
 
 
 def chunk_divergence(
@@ -63,25 +84,29 @@ def chunk_divergence(
 def divergences(
     target_states: torch.Tensor,
     states: list[torch.Tensor],
-    weights: torch.Tensor,
+    batch: Batch,
+    masks: torch.Tensor,
     head: torch.Tensor,
     of_chunk: ChunkDivergence = chunk_divergence,
+    of_target: TargetLogits = legal_logits,
 ) -> list[Divergence]:
     """How far each student is from the target, whose logits are computed once for all.
 
     Args:
         target_states: ``[positions, hidden]``; positions are a multiple of ``CHUNK``.
         states: by student, the same.
-        weights: fp32 ``[positions]``.
+        batch: whose positions they are.
+        masks: int32 ``[rows, words]`` that its rows refer to.
         head: ``[vocab, hidden]``, of them all.
         of_chunk: ``chunk_divergence``, perhaps compiled.
+        of_target: ``legal_logits``, perhaps compiled.
     """
     found: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in states]
-    for first in range(0, len(weights), CHUNK):
+    for first in range(0, len(batch.weights), CHUNK):
         chunk = slice(first, first + CHUNK)
-        target_logits = F.linear(target_states[chunk], head)
+        target_logits = of_target(target_states[chunk], masks[batch.rows[chunk]], head)
         for parts, own in zip(found, states, strict=True):
-            parts.append(of_chunk(target_logits, own[chunk], weights[chunk], head))
+            parts.append(of_chunk(target_logits, own[chunk], batch.weights[chunk], head))
     return [
         Divergence(
             torch.stack([sums for sums, _ in parts]).sum(0), torch.cat([g for _, g in parts])

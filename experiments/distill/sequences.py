@@ -1,8 +1,9 @@
-"""Token sequences, and the Parquet files that they are kept in."""
+"""Token sequences, and the files that they are kept in: Parquet, and the masks beside it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from experiments.distill.masks import Masks, Rows
 
 Ids = npt.NDArray[np.int32]
 
@@ -19,6 +22,7 @@ SCHEMA = pa.schema(
         ("source", pa.string()),
         ("tokens", pa.list_(pa.int32())),
         ("start", pa.int32()),
+        ("rows", pa.list_(pa.int32())),
     ]
 )
 
@@ -31,22 +35,30 @@ class TokenSequence(NamedTuple):
         source: where it came from, such as ``bfcl, reference, compact``.
         tokens: prompt, then output, the stop token included.
         start: index of the first output token, at least 1.
+        rows: of each output token, the row of the masks that says what its grammar allowed there.
     """
 
     item: str
     source: str
     tokens: Ids
     start: int
+    rows: Rows
+
+    @property
+    def output(self) -> list[int]:
+        """Token ids."""
+        return self.tokens[self.start :].tolist()
 
 
 def sequence(
     item: str, source: str, prompt: Sequence[int], output: Sequence[int], max_length: int
 ) -> TokenSequence | None:
-    """A sequence cut to ``max_length``; None if nothing of the output is left."""
+    """A sequence cut to ``max_length``, yet without masks; None if no output is left."""
     tokens = np.array([*prompt, *output][:max_length], dtype=np.int32)
     if len(tokens) <= len(prompt):
         return None
-    return TokenSequence(item, source, tokens, len(prompt))
+    rows = np.zeros(len(tokens) - len(prompt), np.int32)
+    return TokenSequence(item, source, tokens, len(prompt), rows)
 
 
 def by_source(sequences: Iterable[TokenSequence]) -> dict[str, list[TokenSequence]]:
@@ -57,28 +69,33 @@ def by_source(sequences: Iterable[TokenSequence]) -> dict[str, list[TokenSequenc
     return found
 
 
-def write(path: Path, sequences: Iterable[TokenSequence]) -> None:
-    """Write a file that appears under its name only when it is complete."""
-    rows = [each._asdict() for each in sequences]
+def write(path: Path, sequences: Iterable[TokenSequence], masks: Masks) -> None:
+    """Write a file that appears under its name only when it is complete.
+
+    Args:
+        path: of the Parquet file; the masks lie beside it, in ``.npz``.
+        sequences: may be none.
+        masks: int32 ``[rows, words]`` that they refer to.
+    """
+    np.savez_compressed(path.with_suffix(".npz"), masks=masks)
+    table = [each._asdict() for each in sequences]
     part = path.with_suffix(".part")
-    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), part, compression="zstd")
+    pq.write_table(pa.Table.from_pylist(table, SCHEMA), part, compression="zstd")
     part.replace(path)
 
 
-def read(path: Path) -> list[TokenSequence]:
+def read(path: Path) -> tuple[list[TokenSequence], Masks]:
     """What ``write`` wrote."""
     table = pq.read_table(path, schema=SCHEMA)
-    column = table["tokens"].combine_chunks()
-    flat = column.values.to_numpy()
-    ends = column.offsets.to_numpy()
-    return [
-        TokenSequence(item, source, flat[first:last], start)
-        for item, source, first, last, start in zip(
-            table["item"].to_pylist(),
-            table["source"].to_pylist(),
-            ends[:-1],
-            ends[1:],
-            table["start"].to_pylist(),
-            strict=True,
-        )
-    ]
+    names, sources = table["item"].to_pylist(), table["source"].to_pylist()
+    starts = table["start"].to_pylist()
+    columns = names, sources, _lists(table["tokens"]), starts, _lists(table["rows"])
+    with np.load(path.with_suffix(".npz")) as kept:
+        return [TokenSequence(*row) for row in zip(*columns, strict=True)], kept["masks"]
+
+
+def _lists(column: pa.ChunkedArray) -> list[Ids]:
+    """The values of a column of lists, as views of one array."""
+    whole = column.combine_chunks()
+    flat, ends = whole.values.to_numpy(), whole.offsets.to_numpy()
+    return [flat[first:last] for first, last in pairwise(ends)]

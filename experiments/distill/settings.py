@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from harness.errors import ConfigError
 
 STAGES = ("data", "train", "export", "evaluate", "bench")
+LAWS = ("masked", "own")
 OPTIMIZERS = ("adamw", "muon")
 Part = Literal["data", "train"]
 
@@ -23,6 +24,7 @@ DATA_FIELDS = ("pair", "seed", "items", "max_length", "max_new_tokens", "referen
 TRAIN_FIELDS = (
     *DATA_FIELDS,
     "layers",
+    "law",
     "steps",
     "train_seconds",
     "batch_tokens",
@@ -50,11 +52,13 @@ class Settings:
         items: train on so many items of each workload; 0 = all.
         max_length: longest sequence, tokens; longer prompts are left out.
         rounds: generation rounds, see ``experiments.distill.rounds``.
-        part: ``i/n``: make every n-th round from the i-th on, so that n processes share the work.
-        data_seconds: no round begins after so long in one call; 0 = no bound.
+        part: ``i/n``: make every n-th file from the i-th on, so that n processes share the work.
+        data_seconds: no round is begun after so long in one call; 0 = no bound.
         slots: sequences decoded at once.
         max_new_tokens: bound of a generated output.
         references: prompts that each reference answer is put behind.
+        law: of the target that is taught: ``masked``, without what the grammar forbids, as it
+            decodes; or ``own``, as if there were no grammar.
         steps: optimizer steps.
         train_seconds: a budget in time instead of ``steps``, s; 0 = none. The schedule then
             follows a clock, so another run makes (slightly) other weights.
@@ -88,6 +92,7 @@ class Settings:
     slots: int = 128
     max_new_tokens: int = 160
     references: int = 8
+    law: str = "masked"
     steps: int = 6000
     train_seconds: float = 0.0
     batch_tokens: int = 24_576
@@ -133,6 +138,7 @@ class Settings:
         )
         index, of = self.share
         _check(0 <= index < of, "part", self.part, "give i/n with i from 0 to n - 1")
+        _check(self.law in LAWS, "law", self.law, "use masked or own")
         _check(self.optimizer in OPTIMIZERS, "optimizer", self.optimizer, "use adamw or muon")
         _check(
             self.compile in ("auto", "true", "false"),

@@ -24,6 +24,11 @@ from experiments.distill.settings import Settings, claim
 def train(settings: Settings, data: Data, folder: Path) -> None:
     """Train all students to the end of the budget, from the last checkpoint on if there is one.
 
+    Args:
+        settings: of the training.
+        data: with the masks of the law that is taught.
+        folder: of its checkpoints.
+
     Raises:
         ConfigError: the folder holds a training with other settings.
         KeyboardInterrupt: it was interrupted; a checkpoint was written.
@@ -33,7 +38,7 @@ def train(settings: Settings, data: Data, folder: Path) -> None:
     budget = Budget(settings.steps, settings.train_seconds)
     if checkpoint is not None and budget.done(checkpoint.step, checkpoint.seconds) >= 1:
         return
-    learner = Learner(settings)
+    learner = Learner(settings, data.masks)
     training = Training(settings, learner, data, checkpoint or Checkpoint())
     with progress("train") as shown, interruptible() as interrupted:
         finished = training.run(budget, shown, folder, interrupted)

@@ -7,8 +7,10 @@ import os
 import shutil
 import signal
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -17,10 +19,11 @@ import torch
 import torch.nn.functional as F
 
 from experiments.distill import batches, cli, data, prompts, train
-from experiments.distill.batches import CHUNK, Batches, collate
+from experiments.distill.batches import CHUNK, Batch, Batches, collate
 from experiments.distill.checkpoint import Checkpoint
+from experiments.distill.masks import Governed, Grammars, Masks
 from experiments.distill.measure import agreement
-from experiments.distill.objective import divergences
+from experiments.distill.objective import divergences, legal_logits
 from experiments.distill.references import reference_sequences
 from experiments.distill.schedule import Budget, rate
 from experiments.distill.sequences import TokenSequence, read
@@ -28,19 +31,23 @@ from experiments.distill.settings import Settings, defaults, parse
 from experiments.distill.student import (
     first_and_last,
     head_of,
+    hidden_states,
     make_student,
     parse_layers,
     student_config,
     trainable,
 )
+from experiments.study import Study
 from harness.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, ConfigError
+from harness.grammar.spec import GrammarSpec
+from harness.grammar.vocabulary import token_table
 from harness.models.pair import PairConfig, load_pair
 from tests.tiny_pair import byte_tokenizer, random_llama, save_pair
 
 TINY = (
     "device=cpu",
     "layers=1",
-    "rounds=3",
+    "rounds=5",
     "references=2",
     "slots=4",
     "max_new_tokens=12",
@@ -140,7 +147,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def items(out: Path) -> set[str]:
-    return {each.item for path in (out / "data").glob("*.parquet") for each in read(path)}
+    return {each.item for path in (out / "data").glob("*.parquet") for each in read(path)[0]}
 
 
 # The recipe as a whole
@@ -317,7 +324,7 @@ def test_another_records_question_leaves_no_reference_answer() -> None:
 
 def test_outputs_of_constrained_rounds_follow_their_grammar(finished: tuple[Path, Path]) -> None:
     tokenizer = byte_tokenizer()
-    rounds = [each for each in data.load(finished[0] / "data").train if "greedy" in each.source]
+    rounds = [each for each in data.load(finished[0] / "data").train if each.rows.any()]
     texts = [tokenizer.decode(each.tokens[each.start :]) for each in rounds]
     assert texts
     assert all(text.startswith(("{", '"a"', *"0123456789", " ", "\n", "\t")) for text in texts)
@@ -325,11 +332,73 @@ def test_outputs_of_constrained_rounds_follow_their_grammar(finished: tuple[Path
 
 def test_a_reference_stands_behind_its_prompt_and_ends_with_the_end_token() -> None:
     tokenizer = byte_tokenizer()
-    (made,) = reference_sequences(call_record(1, "train"), ["compact"], tokenizer, 400)
+    grammars = Grammars(token_table(tokenizer, frozenset({tokenizer.eos_token_id})))
+    styled = [(call_record(1, "train"), ["compact"])]
+    (made,) = reference_sequences(styled, tokenizer, 400, grammars, grammars.new_table())
     prompt, output = made.tokens[: made.start], made.tokens[made.start :]
     assert tokenizer.decode(prompt).endswith("user: Use 1.\nassistant:")
     assert tokenizer.decode(output[:-1]) == '{"tool1": {"n": 1}}'
     assert output[-1] == tokenizer.eos_token_id
+
+
+# Masks
+
+
+def allows(masks: Masks, row: int, token: int) -> bool:
+    return bool(masks[row, token // 32] >> (token % 32) & 1)
+
+
+def test_every_output_under_a_grammar_has_masks_that_allow_it(finished: tuple[Path, Path]) -> None:
+    found = data.load(finished[0] / "data")
+    governed = [each for each in found.train + found.held_out if "no grammar" not in each.source]
+    for each in governed:
+        assert len(each.rows) == len(each.output)
+        assert all(map(partial(allows, found.masks), each.rows, each.output)), each.source
+        assert each.rows.all(), "JSON never allows everything"
+
+
+def test_free_outputs_have_no_masks(finished: tuple[Path, Path]) -> None:
+    found = data.load(finished[0] / "data")
+    free = [each for each in found.train if "no grammar" in each.source]
+    assert free
+    assert not any(each.rows.any() for each in free)
+    assert (found.masks[0] == -1).all()
+
+
+def test_behind_a_token_that_the_grammar_refuses_everything_is_allowed() -> None:
+    tokenizer = byte_tokenizer()
+    grammars = Grammars(token_table(tokenizer, frozenset({tokenizer.eos_token_id})))
+    table, spec = grammars.new_table(), GrammarSpec("regex", "ab*")
+    governed = Governed(tokenizer.encode("abcb", add_special_tokens=False), spec, "compact")
+    (rows,) = grammars.follow([governed], table)
+    assert rows.tolist() == [1, 2, 2, 0]
+    ids = tokenizer.encode("abc", add_special_tokens=False)
+    assert [allows(table.masks, 2, each) for each in ids] == [False, True, False]
+
+
+def test_a_grammar_that_does_not_compile_allows_everything() -> None:
+    tokenizer = byte_tokenizer()
+    grammars = Grammars(token_table(tokenizer, frozenset({tokenizer.eos_token_id})))
+    governed = Governed([97, 98], GrammarSpec("regex", "("), "compact")
+    (rows,) = grammars.follow([governed], grammars.new_table())
+    assert rows.tolist() == [0, 0]
+
+
+def test_what_a_mask_forbids_has_no_probability() -> None:
+    logits = legal_logits(torch.ones(1, 1), torch.tensor([[0b101]]), torch.ones(20, 1))
+    assert logits.softmax(-1)[0].nonzero().flatten().tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(("law", "masked"), [("masked", True), ("own", False)])
+def test_the_law_that_is_taught_is_a_choice(
+    law: str, masked: bool, finished: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taught: list[data.Data] = []
+    monkeypatch.setattr(cli, "train", lambda settings, data, folder: taught.append(data))
+    settings = parse({**defaults(), "law": law})
+    cli.STAGES["train"](settings, cast(Study, SimpleNamespace(out=finished[0])))
+    rows = [each.rows for each in taught[0].train + taught[0].held_out]
+    assert any(each.any() for each in rows) == masked
 
 
 # Batches
@@ -337,7 +406,13 @@ def test_a_reference_stands_behind_its_prompt_and_ends_with_the_end_token() -> N
 
 def some_sequences(lengths: Iterable[int], start: int = 4) -> list[TokenSequence]:
     return [
-        TokenSequence(str(number), "own", np.full(length, 1 + number, np.int32), start)
+        TokenSequence(
+            str(number),
+            "own",
+            np.full(length, 1 + number, np.int32),
+            start,
+            np.arange(1, 1 + length - start, dtype=np.int32),
+        )
         for number, length in enumerate(lengths)
     ]
 
@@ -347,14 +422,18 @@ def test_all_outputs_and_no_prompts_are_weighed_when_measuring() -> None:
     batch = collate([sequence], (1, 10))
     # Positions 3, 4 and 5 predict the output tokens 4, 5 and 6.
     assert batch.positions[: batch.total].tolist() == [3, 4, 5]
+    assert batch.rows[: batch.total].tolist() == [1, 2, 3]
     assert batch.weights.sum() == batch.total == 3
-    assert len(batch.positions) == CHUNK
+    assert len(batch.positions) == len(batch.rows) == CHUNK
 
 
 def test_a_share_of_the_prompt_is_learnt_from() -> None:
     sequences = some_sequences([900] * 8, start=801)
     batch = collate(sequences, (8, 900), 0.25, np.random.default_rng(0))
-    prompt = (batch.positions[: batch.total] % 900 < 800).sum()
+    in_prompt = batch.positions[: batch.total] % 900 < 800
+    assert (batch.rows[: batch.total][in_prompt] == 0).all()
+    assert batch.rows[: batch.total][~in_prompt].tolist() == [*range(1, 100)] * 8
+    prompt = in_prompt.sum()
     assert prompt == pytest.approx(0.25 * 8 * 800, rel=0.1)
     assert batch.total - prompt == 8 * 99
 
@@ -390,9 +469,15 @@ def test_the_gradient_is_that_of_the_divergence() -> None:
     target, states = torch.randn(2, 2 * CHUNK, 8, generator=generator).unbind()
     head = torch.randn(30, 8, generator=generator)
     weights = (torch.rand(2 * CHUNK, generator=generator) < 0.5).float()
-    (found,) = divergences(target, [states], weights, head)
+    masks = torch.tensor([[-1], [0b110]], dtype=torch.int32)
+    rows = torch.randint(2, (2 * CHUNK,), generator=generator)
+    nowhere = torch.zeros(0, dtype=torch.int64)
+    batch = Batch(nowhere, nowhere, rows, weights, int(weights.sum()), 0)
+    (found,) = divergences(target, [states], batch, masks, head)
     leaf = states.clone().requires_grad_()
-    log_q, log_p = (F.log_softmax(each @ head.T, dim=-1) for each in (leaf, target))
+    forbidden = (rows == 1)[:, None] & ~torch.isin(torch.arange(30), torch.tensor([1, 2]))
+    log_q = F.log_softmax(leaf @ head.T, dim=-1)
+    log_p = F.log_softmax((target @ head.T).masked_fill(forbidden, -1e30), dim=-1)
     by_autograd = F.kl_div(log_q, log_p, log_target=True, reduction="none").sum(-1) @ weights
     by_autograd.backward()
     torch.testing.assert_close(found.sums[0], by_autograd.detach(), rtol=1e-4, atol=1e-3)
@@ -406,10 +491,28 @@ def test_a_student_of_all_layers_agrees_with_its_target_everywhere() -> None:
     target = random_llama(0).requires_grad_(False)
     sequences = some_sequences([30, 40])
     head = head_of(target, 257)
-    whole = agreement(make_student(target, (0, 1)), target, head, sequences, 256)
-    assert whole.share == 1
+    masks = np.array([[-1] * 9, *[[1 << n % 31] + [0] * 8 for n in range(36)]], np.int32)
+    whole = agreement(make_student(target, (0, 1)), target, head, sequences, masks, 256)
+    assert whole.share("own") == whole.share("guided") == 1
     assert whole.positions.tolist() == [26, 36]
-    assert agreement(make_student(target, (1,)), target, head, sequences, 256).share < 1
+    part = agreement(make_student(target, (1,)), target, head, sequences, masks, 256)
+    assert part.share("own") < 1
+    assert part.share("guided") == 1, "one token is legal"
+
+
+def test_a_draft_without_the_grammar_is_held_against_what_the_target_may_say() -> None:
+    target = random_llama(0).requires_grad_(False)
+    (sequence,) = some_sequences([30])
+    tokens = np.random.default_rng(0).integers(257, size=30, dtype=np.int32)
+    sequence = sequence._replace(tokens=tokens, rows=np.ones(26, np.int32))
+    head = head_of(target, 257)
+    states = hidden_states(target, torch.from_numpy(sequence.tokens).long()[None])[0, 3:-1]
+    best = F.linear(states, head).argmax(-1)
+    one, masks = int(best.mode().values), np.zeros((2, 9), np.int32)
+    masks[0], masks[1, one // 32] = -1, np.array(1 << (one % 32), np.uint32).view(np.int32)
+    found = agreement(make_student(target, (0, 1)), target, head, [sequence], masks, 256)
+    assert found.share("own") == 1
+    assert found.share("free") == int((best == one).sum()) / 26 < 1
 
 
 def test_a_student_begins_as_the_chosen_layers_and_trains_nothing_of_the_target() -> None:
