@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -209,7 +210,9 @@ def claim(folder: Path, values: Mapping[str, Any]) -> None:
                     f"{name}: {folder} was begun with {theirs.get(name)!r}, not {value!r}; name "
                     "another folder by out="
                 )
-    path.write_text(json.dumps(values, indent=1))
+    part = folder / f"settings.{os.getpid()}.part"  # other processes may be at it
+    part.write_text(json.dumps(values, indent=1))
+    part.replace(path)
 
 
 def _check(holds: bool, field: str, value: object, remedy: str) -> None:
