@@ -1,8 +1,9 @@
 """The stage ``data``: sequences to learn from, in rounds; what exists is kept.
 
-One round decodes every record of the training once in one mode (under its grammar with compact or
-free whitespace, or without it; greedy or at temperature 1) and writes one file. Each pass over
-the modes has another variant of the prompts. A round depends on its number and the seed alone,
+One round decodes prompts in one mode (under their grammars with compact or free whitespace, or
+without them; greedy or at temperature 1) and writes one file. The first rounds have the records of
+the training as they are, once in each mode; each later one has a variant of every call
+(``experiments.distill.variants``). A round depends on its number and the seed alone,
 so a later call goes on where this one stopped, and its folder holds what one call would have made.
 
 Besides the rounds: ``reference``, the records' own answers behind several variants of their
@@ -29,6 +30,7 @@ from experiments.distill.prompts import Record, is_call, is_held_out
 from experiments.distill.references import OTHERS, reference_sequences
 from experiments.distill.sequences import TokenSequence, by_source, read, write
 from experiments.distill.settings import Settings, claim
+from experiments.distill.variants import Variants
 from harness.errors import ConfigError
 from harness.models.pair import PairConfig, load_pair
 from harness.results.table import Table
@@ -36,7 +38,11 @@ from harness.workloads.item import derive_seed
 
 GREEDY = (Mode("compact", 0.0), Mode("free", 0.0))
 """What is measured on: as the harness decodes by default."""
-MODES = (*GREEDY, Mode("compact", 1.0), Mode("free", 1.0), Mode(None, 0.0), Mode(None, 1.0))
+SAMPLED = (Mode("compact", 1.0), Mode("free", 1.0))
+MODES = (*GREEDY, *SAMPLED, Mode(None, 0.0), Mode(None, 1.0))
+"""Of the first rounds."""
+LATER = (*GREEDY, *SAMPLED, Mode("compact", 0.0), Mode(None, 1.0))
+"""Of all others, in turn: mostly what decoding under a grammar meets."""
 REFERENCE, HELD_OUT = "reference", "held_out"
 """Files of sequences that are made once."""
 
@@ -158,14 +164,14 @@ class _Maker:
         ]
         self._train = self._limited(record for record in records if not is_held_out(record))
         self._held_out = self._limited(record for record in records if is_held_out(record))
+        self._variants = Variants(self._train, settings.seed)
 
     def round(self, number: int) -> Made:
         """One generation round."""
-        variant, place = divmod(number, len(MODES))
-        mode, seed = MODES[place], self._settings.seed
-        mix = prompts.requestioned if variant % 3 == 2 else prompts.distracted
-        records = mix(self._train, variant, seed)
-        if variant and mode.temperature == 0:  # an unchanged prompt brings nothing new
+        first, seed = number < len(MODES), self._settings.seed
+        mode = MODES[number] if first else LATER[(number - len(MODES)) % len(LATER)]
+        records = self._variants(self._train, 0 if first else number)
+        if not first:  # an unchanged prompt brings nothing new
             records = [record for record in records if is_call(record)]
         done, seed = number / self._settings.rounds, derive_seed(seed, str(number))
         table = self._decoder.grammars.new_table()
@@ -178,7 +184,7 @@ class _Maker:
         for variant in range(self._settings.references):
             chosen = [
                 (record, ("compact", next(others)))
-                for record in prompts.distracted(self._train, variant, self._settings.seed)
+                for record in self._variants(self._train, variant)
                 if is_call(record) or variant == 0
             ]
             found += self._answered(chosen, table)

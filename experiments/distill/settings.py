@@ -52,12 +52,12 @@ class Settings:
         seed: of everything random.
         items: train on so many items of each workload; 0 = all.
         max_length: longest sequence, tokens; longer prompts are left out.
-        rounds: generation rounds, see ``experiments.distill.rounds``.
+        rounds: generation rounds, see ``experiments.distill.data``.
         part: ``i/n``: make every n-th file from the i-th on, so that n processes share the work.
         data_seconds: no round is begun after so long in one call; 0 = no bound.
         slots: sequences decoded at once.
         max_new_tokens: bound of a generated output.
-        references: prompts that each reference answer is put behind.
+        references: variants of each call whose reference answers are learnt.
         law: of the target that is taught: ``masked``, without what the grammar forbids, as it
             decodes; or ``own``, as if there were no grammar.
         steps: optimizer steps.
@@ -87,7 +87,7 @@ class Settings:
     seed: int = 0
     items: int = 0
     max_length: int = 1024
-    rounds: int = 30
+    rounds: int = 40
     part: str = "0/1"
     data_seconds: float = 0.0
     slots: int = 128
