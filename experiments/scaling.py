@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -122,12 +123,11 @@ def measure(slots: int, settings: Mapping[str, str]) -> dict[str, Any]:
     """One number of slots: all numbers of processes, and what the model says of them."""
     counts = numbers(settings["dp"])
     with ExitStack() as stack:
-        pools = {}
-        for count in counts:
-            pools[count] = workers = Workers(configuration(count, slots, settings), set())
+        with ThreadPoolExecutor() as threads:
+            ready = threads.map(started, [configuration(n, slots, settings) for n in counts])
+            pools = dict(zip(counts, ready, strict=True))
+        for workers in pools.values():
             stack.callback(workers.close)
-            workers.do("warm_up")
-            decode(workers)  # compiles every grammar, captures every shape
         passes: dict[int, list[Pass]] = {count: [] for count in counts}
         for _ in range(int(settings["passes"])):
             for count, workers in pools.items():
@@ -147,6 +147,14 @@ def measure(slots: int, settings: Mapping[str, str]) -> dict[str, Any]:
             for name in settings["strategies"].split(",")
         },
     }
+
+
+def started(config: Config) -> Workers:
+    """Processes that have compiled every grammar and captured every shape."""
+    workers = Workers(config, set())
+    workers.do("warm_up")
+    decode(workers)
+    return workers
 
 
 def configuration(count: int, slots: int, settings: Mapping[str, str]) -> Config:

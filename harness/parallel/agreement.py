@@ -37,7 +37,7 @@ class Agreement:
         """
         if self._ranks.size == 1:
             return
-        with self._clock.span("audit"):
+        with self._clock.span("audit"), self._ranks.clock.span("agree"):
             everyones = self._ranks.gather(fingerprints(step))
         if differing := list(_differences(everyones)):
             raise RanksError(

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from harness.clock import Clock
 from harness.errors import HarnessError, LostRank
 from harness.parallel.watchdog import Watchdog
 
@@ -37,12 +38,15 @@ class Ranks:
         rank: of this process; 0 decides, writes and prints.
         size: number of ranks, ``engine.tp``.
         now: what this rank is doing, for errors.
+        clock: what talking takes: ``decide`` (tokens), ``vote`` (flags) and ``agree`` (what the
+            ranks compare behind a step), the wait for the others included.
     """
 
     rank, size = 0, 1
 
     def __init__(self) -> None:
         self.now = "the set-up"
+        self.clock = Clock()
 
     def decided(self, values: torch.Tensor) -> torch.Tensor:
         """Rank 0's ``values``, on every rank. On the CPU, and of one shape on all."""
@@ -107,6 +111,9 @@ class TensorParallelRanks(Ranks):
         with self._answered():
             dist.init_process_group(backend, timeout=limit, device_id=bound)
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+            if bound is not None:  # the first collective connects the GPUs: in no step's time
+                dist.all_reduce(torch.zeros(1, device=bound))
+                torch.cuda.synchronize(bound)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         # A collective on the CPU raises by itself; a GPU that waits cannot be interrupted.
         self._watchdog = Watchdog(timeout_s) if device.type == "cuda" else None
@@ -114,7 +121,7 @@ class TensorParallelRanks(Ranks):
     def decided(self, values: torch.Tensor) -> torch.Tensor:
         """See ``Ranks``."""
         shared = values.clone(memory_format=torch.contiguous_format)
-        with self._answered():
+        with self.clock.span("decide"), self._answered():
             dist.broadcast(shared, src=0, group=self._group)
         return shared
 
@@ -123,7 +130,7 @@ class TensorParallelRanks(Ranks):
         if not flags:
             return []
         votes = torch.tensor(flags, dtype=torch.int32)
-        with self._answered():
+        with self.clock.span("vote"), self._answered():
             dist.all_reduce(votes, dist.ReduceOp.MIN, group=self._group)
         return [vote == 1 for vote in votes.tolist()]
 

@@ -44,7 +44,12 @@ class Watchdog:
         with self._changed:
             while self._rests():
                 pass
-        print(f"error: {self._armed} for {self._timeout_s:g} s", file=sys.stderr, flush=True)
+        print(
+            f"error: {self._armed} for {self._timeout_s:g} s; see what that one says, or raise "
+            "engine.tp_timeout_s if it is merely slow",
+            file=sys.stderr,
+            flush=True,
+        )
         os._exit(EXIT_BAD_INPUT)
 
     def _rests(self) -> bool:

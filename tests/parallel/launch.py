@@ -1,4 +1,4 @@
-"""Two ranks of one run, as ``torchrun`` would start them: each a process, connected over gloo."""
+"""Two ranks of one run, as ``torchrun`` would start them, and what tests ask of them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import multiprocessing
 import os
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import dedent
 
 import pandas as pd
 import torch
 
 from harness.cli import main
+from tests.test_durability import Process
 
 ITEMS = [
     {"id": "choice", "prompt": "A way?", "choice": ["a long way home", "a long way off"]},
@@ -22,6 +25,21 @@ ITEMS = [
     {"id": "free", "prompt": "Say something."},
     {"id": "pet", "prompt": "A pet?", "json_schema": {"enum": [{"cat": True, "age": 10}, [1]]}},
 ]
+
+GIVEN_UP_S = 30
+"""How soon behind a fault no rank may run any more."""
+
+STEP = """
+    import os, signal, time
+    from harness.loop import DecodeLoop
+    step = DecodeLoop._step
+    def dying(self, *given):
+        if self._tick == 12:
+            open("fault", "w").close()
+            ACTION
+        return step(self, *given)
+    DecodeLoop._step = dying
+"""
 
 TIMES = ("_us", "_ms")
 SERVER = multiprocessing.get_context("forkserver")
@@ -88,6 +106,14 @@ def run(folder: Path, *arguments: str, scripts: Sequence[str] = ("", "")) -> Pat
     return run_folder(folder)
 
 
+def alone(base: Path, folder: Path, *arguments: str, device: str = "cpu") -> Path:
+    """The same run in one process."""
+    folder.mkdir()
+    process = Process(folder, *settings(base, tp=1, device=device), *arguments)
+    assert process.wait() == 0, process.printed
+    return run_folder(folder)
+
+
 def run_folder(folder: Path) -> Path:
     (path,) = (folder / "runs").iterdir()
     return path
@@ -117,6 +143,29 @@ def table(folder: Path, name: str) -> pd.DataFrame:
     frame = pd.read_parquet(folder / f"{name}.parquet")
     rounded = [each for each in frame if each.endswith(TIMES) or "gap" in each]
     return frame.drop(columns=rounded).map(str)
+
+
+def assert_same(left: Path, right: Path) -> None:
+    for name in ("steps", "requests"):
+        pd.testing.assert_frame_equal(table(left, name), table(right, name))
+
+
+def until_fault(folder: Path) -> float:
+    deadline = time.monotonic() + 60
+    while not (folder / "fault").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return time.monotonic()
+
+
+def assert_given_up(rank: Rank, fault: float) -> None:
+    assert rank.wait(GIVEN_UP_S) == 2, rank.printed
+    assert time.monotonic() - fault < GIVEN_UP_S
+
+
+def script(text: str, action: str = "") -> str:
+    """One of the scripts, with what is done at its ``ACTION``."""
+    return dedent(text).replace("ACTION", action)
 
 
 def _run(

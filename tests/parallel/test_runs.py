@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import time
 from pathlib import Path
-from textwrap import dedent
 
 import pandas as pd
 import pytest
-import torch
 
-from tests.models.test_pair import drop_tensors
-from tests.parallel.launch import ITEMS, Rank, run, run_folder, settings, start, table, write_items
+from tests.parallel.launch import (
+    ITEMS,
+    STEP,
+    alone,
+    assert_given_up,
+    assert_same,
+    run,
+    run_folder,
+    script,
+    settings,
+    start,
+    table,
+    until_fault,
+)
 from tests.pruned import prune_folder
 from tests.test_durability import Process
-from tests.tiny_pair import random_llama, save_pair
-
-GIVEN_UP_S = 30
-"""How soon behind a fault no rank may run any more."""
 
 SAMPLED = [
     "compare=[llamacpp,sglang,vllm,trtllm]",
@@ -56,18 +60,6 @@ COMPILE = """
             ACTION
         return compile(self, spec)
     XGrammarEngine.compile = strange
-"""
-
-STEP = """
-    import os, signal, time
-    from harness.loop import DecodeLoop
-    step = DecodeLoop._step
-    def dying(self, *given):
-        if self._tick == 12:
-            open("fault", "w").close()
-            ACTION
-        return step(self, *given)
-    DecodeLoop._step = dying
 """
 
 LOAD = """
@@ -106,41 +98,10 @@ OTHER_MASK = """
 """
 
 
-def script(text: str, action: str = "") -> str:
-    return dedent(text).replace("ACTION", action)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a pair, a draft that borrows the target's embeddings, and a workload."""
-    folder = tmp_path_factory.mktemp("base")
-    save_pair(folder)
-    borrowing = folder / "borrowing"
-    random_llama(2, layers=1).save_pretrained(borrowing)
-    drop_tensors(borrowing, "model.embed_tokens.weight", "lm_head.weight")
-    config = json.loads((borrowing / "config.json").read_text())
-    (borrowing / "config.json").write_text(json.dumps({**config, "embeddings": "shared"}))
-    write_items(folder)
-    return folder
-
-
-def alone(base: Path, folder: Path, *arguments: str) -> Path:
-    """The same run in one process."""
-    folder.mkdir()
-    process = Process(folder, *settings(base, tp=1), *arguments)
-    assert process.wait() == 0, process.printed
-    return run_folder(folder)
-
-
 @pytest.fixture(scope="module")
 def whole(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All strategies, in one process."""
     return alone(base, tmp_path_factory.mktemp("whole") / "alone")
-
-
-def assert_same(left: Path, right: Path) -> None:
-    for name in ("steps", "requests"):
-        pd.testing.assert_frame_equal(table(left, name), table(right, name))
 
 
 def test_all_strategies_count_and_write_what_one_process_does(
@@ -232,23 +193,10 @@ def test_a_grammar_that_one_rank_refuses_fails_its_request_and_no_other(
     assert not errors[["digits", "free", "pet"]].any()
 
 
-def until_fault(folder: Path) -> float:
-    deadline = time.monotonic() + 60
-    while not (folder / "fault").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return time.monotonic()
-
-
 def outputs(folder: Path) -> pd.DataFrame:
     """What was written and why it ended, in an order of its own."""
     names = ["strategy", "request", "finish", "error", "identical", "text"]
     return table(folder, "requests")[names].sort_values(names[:2], ignore_index=True)
-
-
-def assert_given_up(rank: Rank, fault: float) -> None:
-    assert rank.wait(GIVEN_UP_S) == 2, rank.printed
-    assert time.monotonic() - fault < GIVEN_UP_S
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -331,12 +279,3 @@ def test_a_bad_setting_is_told_once(setting: str, message: str, base: Path, tmp_
     assert [rank.wait(60) for rank in ranks] == [2, 2]
     assert ranks[0].error.startswith(f"error: {message}")
     assert ranks[1].printed == ""
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_two_gpus_decode_over_nccl(base: Path, tmp_path: Path) -> None:
-    arguments = [*settings(base, device="auto"), "compare=[plain,vllm,trtllm]"]
-    requests = pd.read_parquet(run(tmp_path, *arguments) / "requests.parquet")
-    assert set(requests.request[requests.error != ""]) == {"bad"}
-    assert requests.valid.dropna().all()
