@@ -9,6 +9,7 @@ Each run folder gets ``report.md``, ``report.csv`` (one tidy table, see ``tidy.p
 ``page.html`` (the same with figures, in one file that needs no other). Several runs are set side
 by side as well: printed, and with ``--out`` written as ``comparison.md``, ``.csv`` and ``.html``.
 The folder of a sweep stands for all of its finished jobs; their comparison is written into it.
+Runs that differ in their settings are also tables of strategies over one setting, a number each.
 With ``--latex`` the comparison tables are printed for a paper instead.
 """
 
@@ -23,6 +24,7 @@ from typing import Any
 from harness.errors import ConfigError, exit_status
 from harness.results.answer import answer
 from harness.results.page import comparison_page, run_page
+from harness.results.pivot import pivots
 from harness.results.record import RunFolder
 from harness.results.sections import (
     IN_BRACKETS,
@@ -121,10 +123,11 @@ def _report(paths: Sequence[Path], out: Path | None, latex: bool) -> int:
         show = _print_latex if latex else print_tables
         runs = labelled(folders)
         differing = differences(runs)
+        figures = pivots(runs, differing)
         if out is not None:
-            _write_side_by_side(runs, side_by_side(runs, differing), out)
-        # A terminal has no room for both in one table; a file has.
-        show([settings_table(differing), side_by_side(runs, differing[[]])])
+            _write_side_by_side(runs, figures, side_by_side(runs, differing), out)
+        # A terminal has no room for settings and numbers in one table; a file has.
+        show([settings_table(differing), *(figures or [side_by_side(runs, differing[[]])])])
         if out is not None and not latex:
             print(f"{out}/comparison.md, comparison.csv, comparison.html")
     return 0
@@ -155,11 +158,20 @@ def _print_latex(tables: Sequence[Table]) -> None:
     print("\n".join(to_latex(table) for table in tables))
 
 
-def _write_side_by_side(runs: Runs, table: Table, out: Path) -> None:
+def _shared_head(runs: Runs) -> str:
+    """What all runs have alike, and the commands that made them; Markdown."""
+    known = [facts(run.manifest()) for run in runs.values()]
+    commands = ", ".join(dict.fromkeys(f"`{each.pop('Command')}`" for each in known))
+    alike = [item for item in known[0].items() if all(item in each.items() for each in known)]
+    return _list([f"{name}: {text}" for name, text in (*alike, ("Command", commands))])
+
+
+def _write_side_by_side(runs: Runs, figures: Sequence[Table], table: Table, out: Path) -> None:
+    blocks = [f"# {len(runs)} runs side by side\n", _shared_head(runs)]
+    blocks += [*map(to_markdown, [*figures, table]), glossary([table])]
     try:
         out.mkdir(parents=True, exist_ok=True)
-        text = f"# {len(runs)} runs side by side\n\n{to_markdown(table)}\n{glossary([table])}"
-        (out / "comparison.md").write_text(text, encoding="utf-8")
+        (out / "comparison.md").write_text("\n".join(blocks), encoding="utf-8")
         tidy_runs(runs).to_csv(out / "comparison.csv", index=False)
         (out / "comparison.html").write_text(comparison_page(runs), encoding="utf-8")
     except OSError as error:

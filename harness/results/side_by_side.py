@@ -21,6 +21,7 @@ SHOWN = (
     "mean accepted length",
     "grammar µs",
     "exposed µs",
+    "rolled back",
     "valid",
     "identical",
 )

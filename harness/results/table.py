@@ -100,6 +100,7 @@ def to_rich(table: Table) -> RichTable:
         title=table.title,
         title_justify="left",
         title_style="bold",
+        min_width=len(table.title),
         box=box.SIMPLE_HEAD,
         show_edge=False,
         padding=(0, 1, 0, 0),
@@ -250,6 +251,7 @@ _TABLES: dict[str, tuple[_Column, ...]] = {
     ),
     "Work": (
         *map(_rollbacks, ROLLBACK_KINDS),
+        _counter("rolled back", "rollback_tokens"),
         _counter("jump tokens", "jump_tokens"),
         _counter("wasted rows", "wasted_rows"),
         _counter("mask rows", "mask_rows"),
