@@ -40,10 +40,10 @@ itself writes under the item's grammar.
 
 ## Training
 
-Forward KL divergence to {law}, temperature 1, whole vocabulary; {optimizer}, learning
-rate {lr:g} with warm-up and cosine to 0, batches of {batch_tokens:,} tokens (padding included), all
-positions of the outputs and {prompt_share:.0%} of those of the prompts: {steps:,} steps,
-{millions:.0f} million tokens, {minutes:.1f} minutes{together}.
+Forward KL divergence to {law}, temperature 1,
+whole vocabulary; {optimizer}, learning rate {lr:g} with warm-up and cosine to 0, batches of
+{batch_tokens:,} tokens (padding included), all positions of the outputs and {prompt_share:.0%} of those of the
+prompts: {steps:,} steps, {millions:.0f} million tokens, {minutes:.1f} minutes{together}.
 
     {command}
 
@@ -53,7 +53,8 @@ positions of the outputs and {prompt_share:.0%} of those of the prompts: {steps:
 
 BFCL: the `train` split of `bfcl.jsonl` less a seeded tenth; prompts and functions from the Berkeley
 Function Calling Leaderboard (Apache-2.0), answers from MaskBench (MIT). JSONSchemaBench (MIT): all
-but a seeded tenth. All other outputs are the target's own. The licence of these weights is the
+but a seeded tenth. All other outputs are the target's own. Most calls are variants of the data
+set's: other names of functions and parameters, other values. The licence of these weights is the
 target's.
 """
 BASES = {"smollm2": ("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0")}

@@ -111,7 +111,7 @@ def as_table(data: Data) -> Table:
     """One row per source."""
     rows = tuple((source, str(number), str(tokens)) for source, number, tokens in counts(data))
     return Table(
-        title="Training sequences",
+        title=f"Training sequences, {len(data.masks):,} masks",
         headers=("source", "sequences", "output tokens"),
         docs=("workload, and what made the outputs", "number", "end tokens included"),
         rows=rows,
