@@ -42,8 +42,9 @@ itself writes under the item's grammar.
 
 Forward KL divergence to {law}, temperature 1,
 whole vocabulary; {optimizer}, learning rate {lr:g} with warm-up and cosine to 0, batches of
-{batch_tokens:,} tokens (padding included), all positions of the outputs and {prompt_share:.0%} of those of the
-prompts: {steps:,} steps, {millions:.0f} million tokens, {minutes:.1f} minutes{together}.
+{batch_tokens:,} tokens (padding included), all positions of the outputs and {prompt_share:.0%} of
+those of the prompts: {steps:,} steps, {millions:.0f} million tokens, {minutes:.1f}
+minutes{together}.
 
     {command}
 

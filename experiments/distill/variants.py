@@ -1,8 +1,8 @@
 """New prompts from old ones: a few hundred records are too few to learn from.
 
-A draft that sees the same 641 calls for thousands of steps knows them by heart. What it has to learn
-is to copy names and values from the prompt, so a variant of a call has others: its parameters and
-functions get new names, the values that its question mentions are swapped for those of other
+A draft that sees the same 641 calls for thousands of steps knows them by heart. What it has to
+learn is to copy names and values from the prompt, so a variant of a call has others: its parameters
+and functions get new names, the values that its question mentions are swapped for those of other
 records, and functions of other records stand beside its own. Its reference answer changes with it.
 """
 
