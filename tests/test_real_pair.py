@@ -40,7 +40,8 @@ def run(folder: Path, *arguments: str) -> RunFolder:
 
 @pytest.fixture(scope="module")
 def mini(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return run(tmp_path_factory.mktemp("mini"))
+    """All strategies on a part of ``mini``; all of it takes minutes more."""
+    return run(tmp_path_factory.mktemp("mini"), "workload.limit=12")
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ def test_sglang_without_jumps_equals_plain_and_with_them_says_what_changed(
 
 def test_every_complete_constrained_output_is_valid(requests: pd.DataFrame) -> None:
     judged = requests[(requests.strategy != "unguided") & requests.complete].valid.dropna()
-    assert len(judged) > 100
+    assert len(judged) > 50
     assert judged.all()
 
 

@@ -82,10 +82,10 @@ def load(folder: Path) -> Data:
     files = sorted(set(folder.glob("*.parquet")) - {held_out})
     if not files or not held_out.is_file():
         raise ConfigError(f"stages: {folder} holds no sequences; run the stage data first")
-    *train, (unseen, masks) = [read(file) for file in (*files, held_out)]
-    table = MaskTable(masks.shape[1])
-    kept = [_moved(*part, table) for part in (*train, (unseen, masks))]
-    return Data([each for part in kept[:-1] for each in part], kept[-1], table.masks)
+    parts = [read(file) for file in (*files, held_out)]
+    table = MaskTable(words=parts[0][1].shape[1])
+    *train, unseen = [_moved(*part, table) for part in parts]
+    return Data([each for part in train for each in part], unseen, table.masks)
 
 
 def _moved(sequences: list[TokenSequence], masks: Masks, table: MaskTable) -> list[TokenSequence]:
