@@ -19,7 +19,7 @@ from experiments.distill.masks import Masks, MaskTable
 from experiments.distill.objective import (
     ChunkDivergence,
     Divergence,
-    TargetLogits,
+    LegalLogits,
     chunk_divergence,
     divergences,
     legal_logits,
@@ -69,7 +69,7 @@ class Learner:
         known = MaskTable(-(-len(self.head) // 32)).masks if masks is None else masks
         self._masks = torch.from_numpy(known).to(self.device)
         self._of_chunk: ChunkDivergence = chunk_divergence
-        self._of_target: TargetLogits = legal_logits
+        self._legal: LegalLogits = legal_logits
         cuda = self.device.type == "cuda"
         self.compiled = settings.compile == "true" or (settings.compile == "auto" and cuda)
         if self.compiled:
@@ -82,7 +82,7 @@ class Learner:
             for layer in student.get_decoder().layers:
                 layer.compile(dynamic=False)
         self._of_chunk = torch.compile(chunk_divergence, dynamic=False)
-        self._of_target = torch.compile(legal_logits, dynamic=False)
+        self._legal = torch.compile(legal_logits, dynamic=False)
 
     def stage(self, batch: Batch) -> Batch:
         """A batch of the CPU where the device can fetch it without anyone waiting."""
@@ -136,7 +136,7 @@ class Learner:
         """By student, see ``experiments.distill.objective.divergences``."""
         own = [each.detach() for each in states.values()]
         found = divergences(
-            target_states, own, batch, self._masks, self.head, self._of_chunk, self._of_target
+            target_states, own, batch, self._masks, self.head, self._of_chunk, self._legal
         )
         return dict(zip(states, found, strict=True))
 

@@ -117,7 +117,9 @@ def _best(
     states: torch.Tensor, masks: torch.Tensor, head: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The best tokens, and the best legal ones, each int64 ``[positions]``."""
-    parts = list(zip(states.split(CHUNK), masks.split(CHUNK), strict=True))
-    free = [F.linear(own, head).argmax(-1) for own, _ in parts]
-    legal = [legal_logits(own, mask, head).argmax(-1) for own, mask in parts]
+    free, legal = [], []
+    for own, mask in zip(states.split(CHUNK), masks.split(CHUNK), strict=True):
+        logits = F.linear(own, head)
+        free.append(logits.argmax(-1))
+        legal.append(legal_logits(logits, mask).argmax(-1))
     return torch.cat(free), torch.cat(legal)

@@ -40,21 +40,19 @@ ChunkDivergence = Callable[
 ]
 
 
-TargetLogits = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+LegalLogits = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def legal_logits(states: torch.Tensor, masks: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
-    """Logits of the target; what a mask forbids has the lowest finite value.
+def legal_logits(logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
+    """The logits; those that a mask forbids have the lowest finite value.
 
     Args:
-        states: ``[positions, hidden]``.
+        logits: ``[positions, vocab]``.
         masks: int32 ``[positions, words]``; bit i of word w allows token 32 w + i.
-        head: ``[vocab, hidden]``.
     """
-    logits = F.linear(states, head)
     bits = torch.arange(32, dtype=torch.int32, device=masks.device)
     allowed = (masks[:, :, None] >> bits) & 1
-    legal = allowed.flatten(1)[:, : len(head)] == 1
+    legal = allowed.flatten(1)[:, : logits.shape[1]] == 1
     return logits.masked_fill(~legal, torch.finfo(logits.dtype).min)
 
 
@@ -88,7 +86,7 @@ def divergences(
     masks: torch.Tensor,
     head: torch.Tensor,
     of_chunk: ChunkDivergence = chunk_divergence,
-    of_target: TargetLogits = legal_logits,
+    legal: LegalLogits = legal_logits,
 ) -> list[Divergence]:
     """How far each student is from the target, whose logits are computed once for all.
 
@@ -99,12 +97,13 @@ def divergences(
         masks: int32 ``[rows, words]`` that its rows refer to.
         head: ``[vocab, hidden]``, of them all.
         of_chunk: ``chunk_divergence``, perhaps compiled.
-        of_target: ``legal_logits``, perhaps compiled.
+        legal: ``legal_logits``, perhaps compiled.
     """
     found: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in states]
     for first in range(0, len(batch.weights), CHUNK):
         chunk = slice(first, first + CHUNK)
-        target_logits = of_target(target_states[chunk], masks[batch.rows[chunk]], head)
+        target_logits = F.linear(target_states[chunk], head)
+        target_logits = legal(target_logits, masks[batch.rows[chunk]])
         for parts, own in zip(found, states, strict=True):
             parts.append(of_chunk(target_logits, own[chunk], batch.weights[chunk], head))
     return [

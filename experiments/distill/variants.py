@@ -73,7 +73,7 @@ def with_values(record: Record, pool: Pool, random: Random) -> Record:
     if not swaps:
         return record
     longest_first = sorted(swaps, key=len, reverse=True)
-    found = re.compile("|".join(rf"(?<!\w){re.escape(each)}(?!\w)" for each in longest_first))
+    found = re.compile("|".join(map(_as_word, longest_first)))
     messages = [
         {**each, "content": found.sub(lambda match: swaps[match[0]], each["content"])}
         for each in record["messages"]
@@ -206,6 +206,11 @@ def _written(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def _as_word(text: str) -> str:
+    """A pattern that finds it, but in no longer word."""
+    return rf"(?<!\w){re.escape(text)}(?!\w)"
+
+
 def _mentioned(record: Record) -> list[Any]:
     """Values of its answer that its question has word for word, and its grammar does not."""
     question = "\n".join(message["content"] for message in record["messages"])
@@ -214,7 +219,7 @@ def _mentioned(record: Record) -> list[Any]:
         value
         for value in _leaves(record.get("instance"))
         if (written := _written(value))
-        and re.search(rf"(?<!\w){re.escape(written)}(?!\w)", question)
+        and re.search(_as_word(written), question)
         and f'"{written}"' not in grammar
     ]
 

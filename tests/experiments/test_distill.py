@@ -363,7 +363,7 @@ def test_a_grammar_that_does_not_compile_allows_everything() -> None:
 
 
 def test_what_a_mask_forbids_has_no_probability() -> None:
-    logits = legal_logits(torch.ones(1, 1), torch.tensor([[0b101]]), torch.ones(20, 1))
+    logits = legal_logits(torch.ones(1, 20), torch.tensor([[0b101]]))
     assert logits.softmax(-1)[0].nonzero().flatten().tolist() == [0, 2]
 
 
