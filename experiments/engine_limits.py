@@ -36,7 +36,7 @@ from harness.results.costs import GUIDED
 from harness.results.metrics import TIMES
 from harness.results.predict import behind_whole_window
 from harness.results.record import Recorder
-from harness.results.table import Table, print_tables
+from harness.results.table import Table
 from harness.run import Run, forget_set_up
 from harness.workloads.loaders import WorkloadConfig
 
@@ -71,14 +71,7 @@ COLUMNS = {
 
 def main(arguments: list[str]) -> None:
     study = Study.begin("engine_limits", arguments, DEFAULTS)
-    settings = study.settings
-    results: dict[str, Any] = {}
-    tables = []
-    for slots in map(int, settings["slots"].split(",")):
-        results[f"slots_{slots}"] = measured = measure(slots, settings)
-        tables.append(as_table(slots, measured))
-        print_tables(tables[-1:])
-        study.write(tables, results)
+    study.by_slots(lambda slots: measure(slots, study.settings), [as_table])
 
 
 def measure(slots: int, settings: dict[str, str]) -> dict[str, Any]:

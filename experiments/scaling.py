@@ -28,7 +28,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.study import Study
+from experiments.study import Study, numbers
 from harness.config import Config
 from harness.data_parallel.model import ScalingModel
 from harness.data_parallel.run import merge
@@ -43,7 +43,7 @@ from harness.results.fit import fit
 from harness.results.manifest import cores
 from harness.results.metrics import TIMES
 from harness.results.record import Recorder
-from harness.results.table import NONE, Table, print_tables
+from harness.results.table import NONE, Table
 from harness.workloads.loaders import WorkloadConfig
 
 DRAFT_TOKENS = 4
@@ -92,19 +92,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _study(arguments: Sequence[str]) -> int:
     study = Study.begin("scaling", arguments, DEFAULTS)
-    results: dict[str, Any] = {}
-    tables = []
-    for slots in numbers(study.settings["slots"]):
-        results[f"slots_{slots}"] = measured = measure(slots, study.settings)
-        tables += (latest := [speed_table(slots, measured), time_table(slots, measured)])
-        print_tables(latest)
-        study.write(tables, results)
+    study.by_slots(lambda slots: measure(slots, study.settings), (speed_table, time_table))
     return 0
-
-
-def numbers(text: str) -> list[int]:
-    """``1,2`` as numbers."""
-    return [int(word) for word in text.split(",") if word]
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
-from experiments.scaling import DRAFT_TOKENS, numbers, same_outputs
+from experiments.scaling import DRAFT_TOKENS, same_outputs
 from experiments.scaling_ranks import Pass, RankPool
-from experiments.study import Study
+from experiments.study import Study, numbers
 from harness.config import Config
 from harness.errors import ConfigError, exit_status
 from harness.grammar.service import GrammarConfig
@@ -43,7 +43,7 @@ from harness.models.checkpoint import locate, read_tokenizer
 from harness.models.pair import PairConfig, choose_device, choose_dtype
 from harness.results.manifest import cores
 from harness.results.metrics import TIMES
-from harness.results.table import Table, print_tables
+from harness.results.table import Table
 from harness.workloads.loaders import WorkloadConfig
 
 DEFAULTS = {
@@ -96,15 +96,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def _study(arguments: Sequence[str]) -> int:
     study = Study.begin("scaling_tp", arguments, DEFAULTS)
-    results: dict[str, Any] = {}
-    tables = []
-    with TemporaryDirectory() as folder:
-        make_pair(Path(folder), study.settings)
-        for slots in numbers(study.settings["slots"]):
-            results[f"slots_{slots}"] = measured = measure(slots, study.settings, Path(folder))
-            tables += (latest := [speed_table(slots, measured), time_table(slots, measured)])
-            print_tables(latest)
-            study.write(tables, results)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        make_pair(folder, study.settings)
+        study.by_slots(
+            lambda slots: measure(slots, study.settings, folder), (speed_table, time_table)
+        )
     return 0
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.results.manifest import manifest
-from harness.results.table import Table, to_markdown
+from harness.results.table import Table, print_tables, to_markdown
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,30 @@ class Study:
         text = json.dumps(values, indent=1, allow_nan=False)
         (self.out / f"{self.name}.json").write_text(text)
         (self.out / f"{self.name}.md").write_text("\n".join(map(to_markdown, tables)))
+
+    def by_slots(
+        self,
+        measure: Callable[[int], dict[str, Any]],
+        tables: Sequence[Callable[[int, dict[str, Any]], Table]],
+    ) -> None:
+        """Measure each number of ``slots``; after each one print its tables, and write all so far.
+
+        Args:
+            measure: returns what was measured at so many slots.
+            tables: makers of tables of that.
+        """
+        results: dict[str, Any] = {}
+        known: list[Table] = []
+        for slots in numbers(self.settings["slots"]):
+            results[f"slots_{slots}"] = measured = measure(slots)
+            known += (latest := [table(slots, measured) for table in tables])
+            print_tables(latest)
+            self.write(known, results)
+
+
+def numbers(text: str) -> list[int]:
+    """``1,2`` as numbers."""
+    return [int(word) for word in text.split(",") if word]
 
 
 def failure(error: Exception) -> str:
