@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
 from time import perf_counter
 from types import TracebackType
 
 import torch
 
+INSIDE = nullcontext()
+"""Stands for a span whose time an open one of the same phase counts."""
+
 
 class Span:
     """One timed stretch of a phase; ``us`` is its whole duration once it has ended."""
 
-    __slots__ = ("_clock", "_counts", "_mark", "_start", "phase", "us")
+    __slots__ = ("_clock", "_counts", "_mark", "_outer", "_start", "phase", "us")
 
     def __init__(self, clock: Clock, phase: str) -> None:
         self._clock, self.phase = clock, phase
@@ -27,6 +31,7 @@ class Span:
         self._counts = get_ident() == clock.thread
         if self._counts:
             clock.inner.append(0.0)
+            self._outer, clock.phase = clock.phase, self.phase
         self._start = perf_counter()
         return self
 
@@ -40,6 +45,7 @@ class Span:
         if self._counts:
             clock = self._clock
             inside = clock.inner.pop()
+            clock.phase = self._outer
             clock.inner[-1] += elapsed
             clock.us[self.phase] = clock.us.get(self.phase, 0.0) + elapsed - inside
         if self._mark is not None:
@@ -57,6 +63,7 @@ class Clock:
         us: time by phase since the last ``take``, µs.
         annotate: name the spans in the trace of a running ``torch.profiler``.
         inner: by open span, the time that spans inside it have taken, µs.
+        phase: of the innermost open span; empty where none is open.
         thread: whose spans count; the loop sets it to the one that it runs in.
     """
 
@@ -64,12 +71,22 @@ class Clock:
         self.us: dict[str, float] = {}
         self.annotate = False
         self.inner = [0.0]
+        self.phase = ""
         self.thread = get_ident()
         self._left: float | None = None
 
     def span(self, phase: str) -> Span:
         """A context manager that times its body."""
         return Span(self, phase)
+
+    def within(self, phase: str) -> AbstractContextManager[object]:
+        """A span, but where one of this phase is open already: a call of a microsecond is then
+        not burdened with another one."""
+        return INSIDE if self.phase == phase else Span(self, phase)
+
+    def stopwatch(self) -> float:
+        """Now, in µs, for a call that has a time of its own within its phase."""
+        return perf_counter() * 1e6
 
     def take(self) -> dict[str, float]:
         """The times since the last call, in µs, and start anew."""

@@ -98,6 +98,8 @@ class EngineMatcher(Matcher):
         return self._held
 
     def accept(self, tokens: Sequence[int]) -> bool:
+        if len(tokens) == 1:  # by far the most calls, and nothing to undo
+            return self._step(tokens[0])
         advanced = self._advance(tokens)
         if advanced == len(tokens):
             return True

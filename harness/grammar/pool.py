@@ -66,6 +66,11 @@ class GrammarPool:
         ``grammar`` span, so its wall time counts however many threads worked.
         """
         with self._clock.span("grammar"):
+            if self.threads == 1:
+                for index, sequence, matcher in jobs:
+                    with isolate(sequence):
+                        work(index, sequence, matcher)
+                return
             jobs = list(jobs)
             done: SimpleQueue[BaseException | None] = SimpleQueue()
             share = iter(jobs), work, done

@@ -47,7 +47,7 @@ class TrackedMatcher:
 
     def accept(self, tokens: Sequence[int]) -> bool:
         """Advance over ``tokens``, all or nothing."""
-        with self._clock.span("grammar"):
+        with self._clock.within("grammar"):
             accepted = self.inner.accept(tokens)
         if accepted:
             self.ledger.advanced += len(tokens)
@@ -55,7 +55,7 @@ class TrackedMatcher:
 
     def validate(self, tokens: Sequence[int]) -> int:
         """Length of the legal prefix; no state change."""
-        with self._clock.span("grammar"):
+        with self._clock.within("grammar"):
             return self.inner.validate(tokens)
 
     def audit(self, tokens: Sequence[int]) -> int:
@@ -65,7 +65,7 @@ class TrackedMatcher:
 
     def fork(self) -> TrackedMatcher:
         """An independent copy in the same state, whose ledger begins with what it holds."""
-        with self._clock.span("grammar"):
+        with self._clock.within("grammar"):
             copy = TrackedMatcher(self.inner.fork(), self._clock)
         copy.ledger.advanced = self.held
         return copy
@@ -74,15 +74,17 @@ class TrackedMatcher:
         """Undo ``n`` tokens and book them under ``kind``; ``n = 0`` is no rollback."""
         if n == 0:
             return
-        with self._clock.span("grammar"):
+        with self._clock.within("grammar"):
             self.inner.rollback(n)
         self.ledger.roll_back(kind, n)
 
     def fill(self, mask: torch.Tensor, row: int) -> None:
         """Write what is legal next into ``mask[row]``."""
-        with self._clock.span("grammar") as span:
+        clock = self._clock
+        with clock.within("grammar"):
+            start = clock.stopwatch()
             self.inner.fill(mask, row)
-        self.fill_us.append(span.us)
+            self.fill_us.append(clock.stopwatch() - start)
 
     def take_fills(self) -> list[float]:
         """The times of the fills since the last call, µs."""
@@ -90,5 +92,5 @@ class TrackedMatcher:
         return taken
 
     def forced_text(self) -> str:
-        with self._clock.span("grammar"):
+        with self._clock.within("grammar"):
             return self.inner.forced_text()

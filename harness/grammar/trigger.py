@@ -147,6 +147,8 @@ class TriggeredMatcher(Matcher):
         """Undo every step since ``saved``."""
 
     def accept(self, tokens: Sequence[int]) -> bool:
+        if len(tokens) == 1:  # by far the most calls, and nothing to undo
+            return self._step(tokens[0])
         saved = self._save()
         if all(map(self._step, tokens)):
             return True
