@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from harness.core import Sequence
+from harness.drafters.chain import DraftChain
 from harness.errors import DeadEnd, MatcherError
 from harness.grammar.masks import MaskBuffer
 from harness.grammar.tracked import TrackedMatcher
 from harness.models.verifiers import MatchOwnSample, RejectionSampling
-from harness.step import Step, isolate
+from harness.step import Step
 from strategies.base import Setup, Strategy
 
 FillRow = Callable[[int], bool]
@@ -145,26 +146,30 @@ class Trtllm(Strategy):
 
     def propose(self, step: Step) -> None:
         """The draft loop between its two rollbacks (1.4a, steps 3 to 5)."""
-        for _, sequence, matcher in step.constrained():
-            with isolate(sequence):
-                ledgers(sequence).roll_back_rejected(matcher)
+        step.pool.each(step.constrained(), roll_back_rejected)
         law = None if self.options.overlap else self.setup.draft_law
         chain = step.stepped_drafts.chain(step.sequences, law)
         while chain.active:
             logits = chain.forward()
             step.draft_masks.clear()
-            for index, sequence, matcher in step.constrained():
-                if index in chain.active:
-                    with isolate(sequence):
-                        fill = partial(fill_row, step.draft_masks, index, matcher)
-                        last = chain.last_token(index)
-                        ledgers(sequence).build(matcher, fill, last, draft_pass=True)
+            drafting = [job for job in step.constrained() if job[0] in chain.active]
+            step.pool.each(drafting, partial(self.fill_draft_row, step.draft_masks, chain))
             step.draft_masks.apply(logits, *chain.layout)
             chain.extend(logits)
         step.proposals = chain.proposals()
-        for _, sequence, matcher in step.constrained():
-            with isolate(sequence):
-                ledgers(sequence).roll_back_drafts(matcher)
+        step.pool.each(step.constrained(), roll_back_drafts)
+
+    def fill_draft_row(
+        self,
+        masks: MaskBuffer,
+        chain: DraftChain,
+        index: int,
+        sequence: Sequence,
+        matcher: TrackedMatcher,
+    ) -> None:
+        """The build of one draft step (1.4a, step 4)."""
+        fill = partial(fill_row, masks, index, matcher)
+        ledgers(sequence).build(matcher, fill, chain.last_token(index), draft_pass=True)
 
     def fill_rows(
         self, step: Step, index: int, sequence: Sequence, matcher: TrackedMatcher
@@ -190,6 +195,16 @@ class Trtllm(Strategy):
 def fill_row(masks: MaskBuffer, index: int, matcher: TrackedMatcher, position: int) -> bool:
     """Fill and flag one row of a sequence; False for a dead end (T7)."""
     return masks.fill(index, position, matcher)
+
+
+def roll_back_rejected(index: int, sequence: Sequence, matcher: TrackedMatcher) -> None:
+    """Undo what the latest verification of a sequence refused (T8)."""
+    ledgers(sequence).roll_back_rejected(matcher)
+
+
+def roll_back_drafts(index: int, sequence: Sequence, matcher: TrackedMatcher) -> None:
+    """Undo the draft loop of a sequence (T9)."""
+    ledgers(sequence).roll_back_drafts(matcher)
 
 
 def ledgers(sequence: Sequence) -> Ledgers:

@@ -70,9 +70,9 @@ MUTANTS = (
     Mutant(
         "1.4a: drafts rolled back before the last fill",
         "strategies/trtllm.py",
-        "                        ledgers(sequence).build(matcher, fill, last, draft_pass=True)",
-        "                        ledgers(sequence).roll_back_drafts(matcher)\n"
-        "                        ledgers(sequence).build(matcher, fill, last, draft_pass=True)",
+        "        fill = partial(fill_row, masks, index, matcher)\n",
+        "        fill = partial(fill_row, masks, index, matcher)\n"
+        "        ledgers(sequence).roll_back_drafts(matcher)\n",
         "tests/strategies/test_trtllm.py",
     ),
     Mutant(
