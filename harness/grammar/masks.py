@@ -9,6 +9,7 @@ call per position (DeepInfer). They give the same logits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -197,11 +198,12 @@ class MaskBuffer:
             return
         used = self.host[: len(sequences) * self.rows_per_sequence]
         masks = upload(used, self.device).view(len(sequences), self.rows_per_sequence, -1)
-        ftp = upload(torch.tensor(first_row, dtype=torch.int32), self.device)
-        for step, listed in enumerate(steps):
-            if listed:
-                indices = upload(torch.tensor(listed, dtype=torch.int32), self.device)
-                apply_by_step(logits, masks[:, step], indices, ftp, step)
+        numbers = torch.tensor([*first_row, *chain(*steps)], dtype=torch.int32)  # in one copy
+        sizes = [len(first_row), *map(len, steps)]
+        ftp, *indices = torch.split(upload(numbers, self.device), sizes)
+        for step, listed in enumerate(indices):
+            if len(listed):
+                apply_by_step(logits, masks[:, step], listed, ftp, step)
 
 
 def _check_width(logits: torch.Tensor, columns: int) -> None:
