@@ -10,9 +10,13 @@ BLOCK = 1024
 """Columns per program: 32 mask words."""
 
 
-# Row counts change from step to step: not specialised, so that no step waits for a compilation.
+# Row counts change from step to step, and so does where in a copied block the masks and the list
+# of one position begin: not specialised, so that no step waits for a compilation.
 # No annotations: Triton takes them for types of its own.
-@triton.jit(do_not_specialize=["step", "rows", "requests"])  # type: ignore[untyped-decorator]
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["step", "rows", "requests"],
+    do_not_specialize_on_alignment=["bitmask_ptr", "indices_ptr"],
+)
 def _mask_block(  # type: ignore[no-untyped-def]
     logits_ptr,
     bitmask_ptr,
