@@ -199,12 +199,12 @@ class Proposal:
     @property
     def drafted_raw(self) -> int:
         """Drafts before anything was cut; padding was never one."""
-        return sum(token != PAD for token in self.raw)
+        return len(self.raw) - self.raw.count(PAD)
 
     @property
     def drafted(self) -> int:
         """Drafts that the verification really tests: padding is not one."""
-        return sum(token != PAD for token in self.tokens)
+        return len(self.tokens) - self.tokens.count(PAD)
 
     @property
     def trimmed(self) -> int:
@@ -213,6 +213,8 @@ class Proposal:
     @property
     def trimmed_ids(self) -> list[int]:
         """The raw drafts that are not verified."""
+        if self.tokens == self.raw:
+            return []
         verified = [*self.tokens, *[PAD] * (len(self.raw) - len(self.tokens))]
         pairs = zip(self.raw, verified, strict=True)
         return [raw for raw, token in pairs if token == PAD != raw]

@@ -184,9 +184,11 @@ class StaticLogits:
         self.logits, self._captures, self._pruned = logits, captures, pruned
         rows, vocab_size = logits.shape
         shape = rows, words(vocab_size if pruned is None else pruned.vocab_size)
-        self._masks = torch.empty(shape, dtype=torch.int32, pin_memory=logits.is_cuda)
+        cuda = logits.is_cuda
+        self._masks = torch.full(shape, EVERY_TOKEN, dtype=torch.int32, pin_memory=cuda)
         self._on_device = torch.empty_like(self._masks, device=logits.device)
         self._host = self._masks.numpy()
+        self._masked: set[int] = set()
         self._replays: dict[object, Callable[[], None]] = {}
         self._errands: dict[tuple[Work, int], Errand] = {}
 
@@ -195,8 +197,12 @@ class StaticLogits:
 
         The copy of the last masks has ended: what was chosen with them has been read.
         """
-        self._host[:] = EVERY_TOKEN
-        self._host[targets] = bitmask.numpy()[sources]
+        for row in self._masked.difference(targets):  # others allow every token already
+            self._host[row] = EVERY_TOKEN
+        self._masked = set(targets)
+        rows = bitmask.numpy()
+        for source, target in zip(sources, targets, strict=True):
+            self._host[target] = rows[source]
         self._run(mask_rows, self._apply)
 
     def choose(self, work: Work, arguments: Sequence[torch.Tensor] = ()) -> torch.Tensor:

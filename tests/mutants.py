@@ -240,7 +240,7 @@ MUTANTS = (
     Mutant(
         "padding counts as a draft",
         "harness/core.py",
-        "return sum(token != PAD for token in self.raw)",
+        "return len(self.raw) - self.raw.count(PAD)",
         "return len(self.raw)",
         "tests/drafters/test_ngram.py",
     ),
@@ -254,8 +254,8 @@ MUTANTS = (
     Mutant(
         "a mask lingers in the next forward's row",
         "harness/static_logits.py",
-        "        self._host[:] = EVERY_TOKEN\n",
-        "",
+        "            self._host[row] = EVERY_TOKEN\n",
+        "            pass\n",
         "tests/test_static_logits.py",
     ),
 )

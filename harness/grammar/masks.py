@@ -153,18 +153,22 @@ class MaskBuffer:
             MatcherError: the layout does not fit the logits or the buffer.
         """
         _check_width(logits, self.vocab_size if self._pruned is None else len(self._pruned))
+        total = len(logits)
         sources: list[int] = []
         targets: list[int] = []
         for sequence, (first, count) in enumerate(zip(first_row, rows, strict=True)):
-            if first < 0 or first + count > len(logits):
+            if first < 0 or first + count > total:
                 raise MatcherError(
                     f"sequence {sequence} owns logits rows {first} to {first + count - 1}, "
-                    f"but there are {len(logits)}; lay out the rows that were forwarded"
+                    f"but there are {total}; lay out the rows that were forwarded"
                 )
-            for position in range(count):
-                if self.flagged(sequence, position):
-                    sources.append(self.row(sequence, position))
-                    targets.append(first + position)
+            if not count:
+                continue
+            start = self.row(sequence, count - 1) + 1 - count  # the last one must be there
+            for source in range(start, start + count):
+                if self._flags[source]:
+                    sources.append(source)
+                    targets.append(first + source - start)
         if not targets:
             return
         place = self._places.find(logits) if self._places else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from harness.models.language_model import RowInput
 from harness.models.ragged_cache import padded_cells
@@ -18,8 +18,7 @@ ROW_STEP = 8
 memory, not for arithmetic: idle rows cost little, captured shapes time and memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
+class Bucket(NamedTuple):
     """A static shape.
 
     Attributes:
@@ -50,15 +49,23 @@ class Buckets:
     def __init__(self, slots: int, max_length: int, decode_width: int) -> None:
         self.slots, self.max_length, self.decode_width = slots, max_length, decode_width
 
-    def choose(self, inputs: Sequence[RowInput]) -> Bucket | None:
-        """The bucket of a forward; None for trees, which run as they are."""
-        if any(row.parents is not None for row in inputs):
-            return None
-        width = max(len(row.tokens) for row in inputs)
-        kept = max(row.logits for row in inputs)
-        end = max(row.start + len(row.tokens) for row in inputs)
+    def choose(self, inputs: Sequence[RowInput], ahead: int = 0) -> Bucket | None:
+        """The bucket of a forward; None for trees, which run as they are.
+
+        Args:
+            inputs: what is fed.
+            ahead: tokens that further forwards over the same span add to each row.
+        """
+        width = kept = end = slot = 0
+        for row in inputs:
+            if row.parents is not None:
+                return None
+            tokens = len(row.tokens)
+            width, kept = max(width, tokens), max(kept, row.logits)
+            end, slot = max(end, row.start + tokens), max(slot, row.slot)
+        end += ahead
         if width <= max(self.decode_width, WIDE) and kept <= self.decode_width:
-            rows = self._rows(max(row.slot for row in inputs) + 1)
+            rows = self._rows(slot + 1)
             width = self._decode_width(width)
             kept = min(width, self.decode_width)
             return Bucket(rows, width, self.span(end), kept, gathered=False)

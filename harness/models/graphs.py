@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
 
 import torch
 
@@ -43,7 +42,6 @@ class StaticLM:
         if compile:
             compile_decoder(model.model)
 
-    @torch.inference_mode()
     def forward(self, inputs: Sequence[RowInput]) -> torch.Tensor:
         """See ``LanguageModel.forward``."""
         station = self._forward(inputs)
@@ -54,7 +52,6 @@ class StaticLM:
         self._launch(station, inputs)
         return station.logits[: sum(row.logits for row in inputs)]
 
-    @torch.inference_mode()
     def greedy_chain(self, inputs: Sequence[RowInput], k: int) -> list[list[int]] | None:
         """Draft ``k`` tokens per row by argmax, without coming back to the host in between.
 
@@ -72,7 +69,6 @@ class StaticLM:
         drafts = station.mailbox.read().tolist()
         return [drafts[row.slot] for row in inputs]
 
-    @torch.inference_mode()
     def run_ahead(self, inputs: Sequence[RowInput], k: int = 0) -> bool:
         """Launch what is expected next: a forward, or with ``k`` a chain. The call with just
         these inputs finds it launched; any other call starts anew, behind it on the device.
@@ -98,23 +94,24 @@ class StaticLM:
         bucket = self.buckets.choose(inputs)
         if bucket is None:
             return None
-        if bucket not in self._forwards:
+        station = self._forwards.get(bucket)
+        if station is None:
             station = self._forwards[bucket] = Forward(self.model, bucket)
             station.record(self._places.captures)
             self._places.add(station.logits, self.draft_vocabulary)
-        return self._forwards[bucket]
+        return station
 
     def _chain(self, inputs: Sequence[RowInput], k: int) -> Chain | None:
         """The station of a chain; None behind pending tokens that take a prefill."""
-        end = max(row.start + len(row.tokens) for row in inputs) + k - 1
-        first = self.buckets.choose(inputs)
+        first = self.buckets.choose(inputs, ahead=k - 1)
         if first is None or first.gathered:
             return None
-        bucket = Bucket(first.rows, first.width, self.buckets.span(end), 1, gathered=False)
-        if (bucket, k) not in self._chains:
-            station = self._chains[bucket, k] = Chain(self.model, bucket, k)
+        station = self._chains.get((first, k))
+        if station is None:
+            bucket = first._replace(kept=1)
+            station = self._chains[first, k] = Chain(self.model, bucket, k)
             station.record(self._places.captures)
-        return self._chains[bucket, k]
+        return station
 
     def keep_path(self, slot: int, start: int, path: Sequence[int]) -> None:
         """See ``LanguageModel.keep_path``."""
@@ -141,20 +138,20 @@ class Station:
         The buffer's last copy to the device has ended, for its result was read, or it belongs to
         work that nobody waits for and that the next replay does over.
         """
-        size, kept = self.bucket.rows, self.bucket.kept
-        idle, scratch = [0] * self.bucket.width, [self._model.max_length] * self.bucket.width
-        tokens, cells, slots = [idle] * size, [scratch] * size, [0] * size
+        size, width, _, kept, gathered = self.bucket
+        tokens, slots = [0] * (size * width), [0] * size
+        cells = [self._model.max_length] * (size * width)
         picked: list[int] = []
         for index, row in enumerate(inputs):
-            b = index if self.bucket.gathered else row.slot
-            n = len(row.tokens)
-            tokens[b] = idle[n:] + row.tokens
-            cells[b] = [*scratch[n:], *range(row.start, row.start + n)]
+            b = index if gathered else row.slot
+            end, n = (b + 1) * width, len(row.tokens)
+            tokens[end - n : end] = row.tokens
+            cells[end - n : end] = range(row.start, row.start + n)
             slots[b] = row.slot
-            picked.extend(range((b + 1) * kept - row.logits, (b + 1) * kept))
+            picked += range((b + 1) * kept - row.logits, (b + 1) * kept)
         unpicked = [0] * (size * kept - len(picked))
         # One conversion of all: NumPy's price is per call.
-        self._inbox[:] = [*chain(*tokens), *chain(*cells), *picked, *unpicked, *slots]
+        self._inbox[:] = tokens + cells + picked + unpicked + slots
 
     def record(self, captures: Captures) -> None:
         """Capture the body, on scratch cells."""
@@ -196,6 +193,7 @@ class Forward(Station):
         shape = bucket.rows * bucket.kept, model.columns
         self.logits = torch.empty(shape, dtype=torch.float32, device=model.device)
 
+    @torch.inference_mode()
     def _body(self) -> None:
         tokens, cells, picked, slots = self._inputs()
         rows = slots if self.bucket.gathered else slice(0, self.bucket.rows)
@@ -216,6 +214,7 @@ class Chain(Station):
         drafts = torch.empty((bucket.rows, k), dtype=torch.long, device=model.device)
         self.mailbox = Mailbox(drafts)
 
+    @torch.inference_mode()
     def _body(self) -> None:
         tokens, cells, _, _ = self._inputs()
         rows, scratch = slice(0, self.bucket.rows), self._model.max_length
