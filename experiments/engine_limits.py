@@ -28,7 +28,8 @@ import torch
 from experiments.study import Study
 from harness.config import Config, GrammarConfig
 from harness.core import longest_common_prefix
-from harness.loop import DecodeLoop, EngineConfig
+from harness.engine import EngineConfig
+from harness.loop import DecodeLoop
 from harness.models.graphs import StaticLM
 from harness.models.language_model import RowInput
 from harness.models.pair import PairConfig

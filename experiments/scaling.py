@@ -35,9 +35,9 @@ from harness.data_parallel.run import merge
 from harness.data_parallel.shard import Shard
 from harness.data_parallel.throughput import throughputs
 from harness.data_parallel.workers import Workers
+from harness.engine import EngineConfig
 from harness.errors import exit_status
 from harness.grammar.service import GrammarConfig
-from harness.loop import EngineConfig
 from harness.models.pair import PairConfig
 from harness.results.fit import fit
 from harness.results.manifest import cores

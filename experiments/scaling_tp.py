@@ -36,9 +36,9 @@ from experiments.scaling import DRAFT_TOKENS, same_outputs
 from experiments.scaling_ranks import Pass, RankPool
 from experiments.study import Study, numbers
 from harness.config import Config
+from harness.engine import EngineConfig
 from harness.errors import ConfigError, exit_status
 from harness.grammar.service import GrammarConfig
-from harness.loop import EngineConfig
 from harness.models.checkpoint import locate, read_tokenizer
 from harness.models.pair import PairConfig, choose_device, choose_dtype
 from harness.results.manifest import cores

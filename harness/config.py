@@ -10,9 +10,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 import strategies
 from harness.drafters.config import DrafterConfig
+from harness.engine import EngineConfig
 from harness.errors import ConfigError
 from harness.grammar.service import GrammarConfig
-from harness.loop import EngineConfig
 from harness.models.pair import PairConfig
 from harness.models.sampling import Sampling
 from harness.results.trackers import TrackerConfig

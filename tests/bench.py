@@ -8,7 +8,8 @@ from pathlib import Path
 
 from harness.config import Config
 from harness.drafters.config import DrafterConfig
-from harness.loop import DecodeLoop, EngineConfig
+from harness.engine import EngineConfig
+from harness.loop import DecodeLoop
 from harness.models.pair import PairConfig
 from harness.models.sampling import Sampling
 from harness.results.record import Recorder

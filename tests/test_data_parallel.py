@@ -26,8 +26,8 @@ from harness.data_parallel import run as data_parallel, workers
 from harness.data_parallel.model import ScalingModel, stretched
 from harness.data_parallel.shard import Shard, devices, share_of
 from harness.data_parallel.throughput import Throughput
+from harness.engine import EngineConfig
 from harness.errors import ConfigError
-from harness.loop import EngineConfig
 from harness.models.pair import PairConfig
 from harness.results.costs import Costs
 from harness.results.journal import Journal

@@ -16,9 +16,9 @@ from harness.clock import Clock
 from harness.config import Config
 from harness.core import PAD, Proposal, StepTrace, Verdict
 from harness.detail import SOFTMAX, UNCONSTRAINED, DetailedVerifier
+from harness.engine import EngineConfig
 from harness.grammar.masks import MaskBuffer
 from harness.grammar.spec import GrammarSpec
-from harness.loop import EngineConfig
 from harness.models.pair import PairConfig
 from harness.models.sampling import Sampling, probabilities
 from harness.models.verification import Verifier, VerifyBatch

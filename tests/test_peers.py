@@ -15,11 +15,11 @@ from experiments import peers
 from experiments.peers import Pass, ReplayingProcessor
 from experiments.study import failure
 from harness.config import Config
+from harness.engine import EngineConfig
 from harness.errors import MatcherError
 from harness.grammar.matcher import CompiledGrammar
 from harness.grammar.spec import GrammarSpec
 from harness.grammar.xgrammar import XGrammarEngine
-from harness.loop import EngineConfig
 from harness.models.pair import PairConfig
 from harness.results.record import Recorder
 from harness.run import Run

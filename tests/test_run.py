@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.config import Config
-from harness.loop import EngineConfig
+from harness.engine import EngineConfig
 from harness.models.pair import PairConfig
 from harness.results.record import Recorder
 from harness.run import Run, forget_set_up

@@ -15,10 +15,11 @@ from harness.core import Finish, Request, RequestTrace, Sequence, StepTrace
 from harness.draft_vocabulary import DraftVocabulary
 from harness.drafters.base import Drafter
 from harness.drafters.model import ModelDrafter
+from harness.engine import EngineConfig
 from harness.grammar.matcher import GrammarEngine, TokenTable
 from harness.grammar.service import GrammarConfig, GrammarService, grammar_engine
 from harness.grammar.spec import GrammarSpec
-from harness.loop import DecodeLoop, EngineConfig, Times
+from harness.loop import DecodeLoop, Times
 from harness.models.language_model import LanguageModel, RowInput
 from harness.models.sampling import Sampling
 from strategies.base import Setup, Strategy

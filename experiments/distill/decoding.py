@@ -12,10 +12,11 @@ from experiments.distill.prompts import Record, source, to_item
 from experiments.distill.sequences import TokenSequence, sequence
 from harness.clock import Clock
 from harness.core import Request, Sequence, StepTrace
+from harness.engine import EngineConfig
 from harness.errors import HarnessError
 from harness.grammar.matcher import Whitespace
 from harness.grammar.vocabulary import token_table
-from harness.loop import DecodeLoop, EngineConfig, Times
+from harness.loop import DecodeLoop, Times
 from harness.models.causal_lm import CausalLM
 from harness.models.graphs import StaticLM
 from harness.models.language_model import LanguageModel

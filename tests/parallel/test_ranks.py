@@ -12,13 +12,13 @@ from transformers import LlamaConfig
 
 from harness.clock import Clock
 from harness.core import Finish, Proposal, Request, Sequence as Running
+from harness.engine import EngineConfig
 from harness.errors import ConfigError, GrammarError, LostRank, RanksError
 from harness.grammar.masks import MaskBuffer
 from harness.grammar.pool import GrammarPool
 from harness.grammar.service import GrammarConfig, GrammarService
 from harness.grammar.spec import GrammarSpec
 from harness.grammar.tracked import TrackedMatcher
-from harness.loop import EngineConfig
 from harness.models.checkpoint import check_parallel
 from harness.parallel.agreement import Agreement, fingerprints
 from harness.parallel.grammars import AgreedGrammars

@@ -16,8 +16,8 @@ import strategies
 from harness.config import Config
 from harness.core import PAD, Request, StepTrace
 from harness.drafters.model import ModelDrafter
+from harness.engine import EngineConfig
 from harness.grammar.spec import GrammarSpec
-from harness.loop import EngineConfig
 from harness.models.pair import PairConfig
 from harness.models.sampling import Sampling
 from harness.results.record import Recorder
