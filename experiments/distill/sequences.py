@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from experiments.distill.masks import Masks, Rows
+from harness.errors import ConfigError
 
 Ids = npt.NDArray[np.int32]
 
@@ -85,12 +86,22 @@ def write(path: Path, sequences: Iterable[TokenSequence], masks: Masks) -> None:
 
 
 def read(path: Path) -> tuple[list[TokenSequence], Masks]:
-    """What ``write`` wrote."""
+    """What ``write`` wrote.
+
+    Raises:
+        ConfigError: the file has no masks beside it.
+    """
+    masks = path.with_suffix(".npz")
+    if not masks.is_file():
+        raise ConfigError(
+            f"out: {path} has no masks beside it ({masks.name}), so an earlier version of this "
+            "study made it; name another folder and run the stage data"
+        )
     table = pq.read_table(path, schema=SCHEMA)
     names, sources = table["item"].to_pylist(), table["source"].to_pylist()
     starts = table["start"].to_pylist()
     columns = names, sources, _lists(table["tokens"]), starts, _lists(table["rows"])
-    with np.load(path.with_suffix(".npz")) as kept:
+    with np.load(masks) as kept:
         return [TokenSequence(*row) for row in zip(*columns, strict=True)], kept["masks"]
 
 

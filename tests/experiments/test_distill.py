@@ -224,6 +224,17 @@ def test_data_made_in_two_calls_is_the_data_of_one(
         assert path.read_bytes() == (tmp_path / "data" / path.name).read_bytes()
 
 
+def test_sequences_without_their_masks_are_refused_with_the_remedy(
+    target: Path, finished: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(finished[0] / "data", tmp_path / "data")
+    (tmp_path / "data" / "reference.npz").unlink()
+    assert distil(target, tmp_path, "stages=train") == EXIT_BAD_INPUT
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "reference.parquet has no masks beside it" in line
+    assert "run the stage data" in line
+
+
 def test_processes_that_share_the_rounds_make_the_data_of_one(
     target: Path, finished: tuple[Path, Path], tmp_path: Path
 ) -> None:
