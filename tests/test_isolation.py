@@ -22,6 +22,7 @@ from harness.grammar.spec import GrammarSpec
 from harness.results.record import Recorder
 from harness.run import Judge
 from harness.workloads.item import Item
+from tests.forwarding import ForwardingMatcher
 from tests.strategies.letters import REGEXES, TABLE, ask
 from tests.toys import Toy, ToyCodec, Watch, random_law
 
@@ -35,7 +36,7 @@ VICTIM = GrammarSpec.regex("a[bcd]{6,9}e")
 TIMEOUT_S = 2.0
 
 
-class Sabotaged(Matcher):
+class Sabotaged(ForwardingMatcher):
     """A matcher that breaks from its ``at``-th use on, in one of two ways.
 
     Args:
@@ -45,7 +46,8 @@ class Sabotaged(Matcher):
     """
 
     def __init__(self, inner: Matcher, refuse: bool, at: int) -> None:
-        self.inner, self.refuse, self.left = inner, refuse, at
+        super().__init__(inner)
+        self.refuse, self.left = refuse, at
 
     def _use(self) -> bool:
         """Whether it still works.
@@ -67,27 +69,6 @@ class Sabotaged(Matcher):
     def fill(self, mask: torch.Tensor, row: int) -> None:
         self._use()
         self.inner.fill(mask, row)
-
-    def rollback(self, n: int) -> None:
-        self.inner.rollback(n)
-
-    @property
-    def terminated(self) -> bool:
-        return self.inner.terminated
-
-    @property
-    def completed(self) -> bool:
-        return self.inner.completed
-
-    @property
-    def held(self) -> int:
-        return self.inner.held
-
-    def forced_text(self) -> str:
-        return self.inner.forced_text()
-
-    def forced_tokens(self) -> list[int]:
-        return self.inner.forced_tokens()
 
     def fork(self) -> Matcher:
         return Sabotaged(self.inner.fork(), self.refuse, self.left)

@@ -16,6 +16,7 @@ from experiments.faults.scene import VICTIM, Scene, play
 from harness.errors import MatcherError
 from harness.grammar.matcher import CompiledGrammar, Matcher
 from harness.grammar.spec import GrammarSpec
+from tests.forwarding import ForwardingMatcher
 from tests.strategies.letters import TABLE, ask
 from tests.toys import random_law
 
@@ -63,11 +64,12 @@ class Plan:
         return True
 
 
-class Saboteur(Matcher):
+class Saboteur(ForwardingMatcher):
     """Does what ``inner`` does until it breaks."""
 
     def __init__(self, inner: Matcher, plan: Plan) -> None:
-        self.inner, self.plan = inner, plan
+        super().__init__(inner)
+        self.plan = plan
 
     def accept(self, tokens: Sequence[int]) -> bool:
         return not self.plan.due("accept") and self.inner.accept(tokens)
@@ -84,18 +86,6 @@ class Saboteur(Matcher):
             mask[row] = 0
         else:
             self.inner.fill(mask, row)
-
-    @property
-    def terminated(self) -> bool:
-        return self.inner.terminated
-
-    @property
-    def completed(self) -> bool:
-        return self.inner.completed
-
-    @property
-    def held(self) -> int:
-        return self.inner.held
 
     def forced_text(self) -> str:
         return "tu" if self.plan.due("forced_text") else self.inner.forced_text()
