@@ -22,7 +22,7 @@ from harness.results.answer import CEILING
 from harness.results.break_even import break_even_limits, fastest, speeds
 from harness.results.costs import GUIDED, Costs
 from harness.results.table import Table, print_tables, to_markdown
-from harness.results.whatif import assumptions, number, question, read_arguments
+from harness.results.whatif import assumptions, number, question, read_arguments, stepped
 
 DEFAULTS = {
     "y": "sync_us",
@@ -73,7 +73,7 @@ def _map(words: Sequence[str]) -> int:
     settings = DEFAULTS | given
     steps, prompt_tokens = folder.steps(), float(folder.requests()["prompt_tokens"].mean())
     own = {name: text for name, text in settings.items() if name not in DEFAULTS}
-    asked, name = question(own, steps, prompt_tokens), settings["y"]
+    asked, name = question(own, steps, prompt_tokens, stepped(folder)), settings["y"]
     if not isinstance(getattr(asked.costs, name, None), float):
         raise ConfigError(f"y: {name!r} is no cost in µs; sync_us and mask_us are")
     ratios, values = (

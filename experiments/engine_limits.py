@@ -104,6 +104,7 @@ def measure(slots: int, settings: dict[str, str]) -> dict[str, Any]:
         "peak_memory_mib_before": peak,
         "requests_measured": requests,
         "bare_us": bare,
+        "draft_tokens": DRAFT_TOKENS,
         "strategies": passes,
         "reference": agreement if settings["reference"] else None,
     }

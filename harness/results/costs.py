@@ -47,6 +47,7 @@ class Costs:
     draft_tokens: int = column("K, drafts per step of chain_us and verify_us", default=4)
     threads: int = column("CPU threads that share a batch's grammar work evenly", default=1)
     overlap: bool = column("the CPU works beside the forwards: a GPU computes them", default=True)
+    stepped: bool = column("every draft is read before the next one, as p_min does", default=False)
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -62,10 +63,14 @@ class Costs:
         row_us = (self.verify_us - self.plain_us) / (self.slots * self.draft_tokens)
         return (self.plain_us + row_us * (rows - self.slots)).clip(lower=0.0)
 
+    def by_step(self, ticks: pd.DataFrame) -> pd.Series:
+        """Of each tick, whether its draft loop comes back to the host for every draft."""
+        return (ticks["strategy"] == GUIDED) | self.stepped
+
     def drafting_us(self, ticks: pd.DataFrame) -> pd.Series:
         """All draft forwards of each tick; rows above or below one per slot cost their slope."""
         free_us = self.chain_us / self.draft_tokens
-        each_us = (ticks["strategy"] == GUIDED).map({True: self.draft_us, False: free_us})
+        each_us = self.by_step(ticks).map({True: self.draft_us, False: free_us})
         extra = ticks["draft_rows"] - ticks["draft_forwards"] * self.slots
         return (ticks["draft_forwards"] * each_us + self.draft_row_us * extra).clip(lower=0.0)
 
@@ -193,7 +198,7 @@ def with_bare(costs: Costs, path: Path, context: float) -> Costs:
     each single forward, so that one is taken off here; of a chain it counts none.
 
     Args:
-        costs: what is not replaced; its ``slots`` choose the replays.
+        costs: what is not replaced; its ``slots`` choose the replays, whose K may be another.
         path: the JSON of the study.
         context: tokens that a sequence holds; the shortest span that has room for them counts.
 
@@ -201,7 +206,8 @@ def with_bare(costs: Costs, path: Path, context: float) -> Costs:
         ConfigError: no such file, or it lacks these slots.
     """
     try:
-        spans = json.loads(path.read_text(encoding="utf-8"))[f"slots_{costs.slots}"]["bare_us"]
+        study = json.loads(path.read_text(encoding="utf-8"))[f"slots_{costs.slots}"]
+        spans, draft_tokens = study["bare_us"], int(study["draft_tokens"])
         bare = spans[min(spans, key=lambda span: (int(span) < context, abs(int(span) - context)))]
         forwards: dict[str, Any] = {field: float(bare[name]) for name, field in BARE.items()}
         for field in ("plain_us", "verify_us", "draft_us"):
@@ -212,7 +218,7 @@ def with_bare(costs: Costs, path: Path, context: float) -> Costs:
             f"bare: {path} has no replay times of {costs.slots} slots ({error}); "
             f"run experiments/engine_limits.py slots={costs.slots}"
         ) from None
-    return replace(costs, draft_row_us=max(0.0, row_us), **forwards)
+    return replace(costs, draft_row_us=max(0.0, row_us), draft_tokens=draft_tokens, **forwards)
 
 
 @dataclass(frozen=True, slots=True)

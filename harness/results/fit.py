@@ -15,14 +15,19 @@ STALL = 10.0
 else had the machine, such as a collection of garbage."""
 
 
-def fit(steps: pd.DataFrame) -> Costs:
+def fit(steps: pd.DataFrame, stepped: bool = False) -> Costs:
     """The costs of a run, from its own columns, so that predicting it is a test of the model.
 
     Forwards are least-squares lines in rows, all else ratios of sums. Hidden grammar time
     lengthens no step, so it counts as the forward's. A guided draft's excess over a free one is
-    the round trip, of which a CPU has none. Advancing and rolling back share one rate
+    the round trip, of which a CPU has none; where every draft is read there is no excess, and the
+    round trip stays with the draft. Advancing and rolling back share one rate
     per token; a strategy that jumps spends on its jumps what its host takes beyond the others'.
     Stalls are left out.
+
+    Args:
+        steps: step rows of the run.
+        stepped: every draft is read before the next one.
 
     Raises:
         ConfigError: the run has no verify step.
@@ -39,7 +44,7 @@ def fit(steps: pd.DataFrame) -> Costs:
     drafting = ticks[~ticks["prefill"] & (ticks["draft_forwards"] > 0)]
     forwards = drafting["draft_forwards"]
     overlap = bool((steps["grammar_us"] > steps["exposed_us"]).any())
-    guided = forwards * (drafting["strategy"] == GUIDED) * overlap
+    guided = forwards * (drafting["strategy"] == GUIDED) * (overlap and not stepped)
     draft_us, draft_row_us, sync_us = _line(
         drafting["draft_us"], forwards, drafting["draft_rows"], guided
     )
@@ -70,6 +75,7 @@ def fit(steps: pd.DataFrame) -> Costs:
         slots=slots,
         draft_tokens=draft_tokens,
         overlap=overlap,
+        stepped=stepped,
     )
 
 

@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from harness.results.costs import GUIDED, PLACES, Costs, placed
+from harness.results.costs import PLACES, Costs, placed
 from harness.results.metrics import PLAIN
 
 
@@ -73,8 +73,7 @@ def predict(steps: pd.DataFrame, costs: Costs, copies: float = 1.0) -> pd.DataFr
     target = costs.target_us(ticks["rows"]).where(~prefill, sequences * costs.prefill_us)
     beside = ticks["draft"].clip(upper=draft) + ticks["verify"].clip(upper=target)
     hidden = beside * float(costs.overlap)
-    guided = (ticks["strategy"] == GUIDED) * ticks["draft_forwards"]
-    trips = 1 + guided + (ticks["redraws"] > 0)
+    trips = 1 + costs.by_step(ticks) * ticks["draft_forwards"] + (ticks["redraws"] > 0)
     spent = pd.DataFrame(
         {
             "draft_us": draft,

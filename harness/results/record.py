@@ -224,8 +224,9 @@ class RunFolder:
         )
 
     def config(self) -> DictConfig:
-        """``config.yaml``, as it was composed."""
-        config = OmegaConf.load(self.path / "config.yaml")
+        """``config.yaml``, as it was composed; empty where the run has none."""
+        path = self.path / "config.yaml"
+        config = OmegaConf.load(path) if path.is_file() else OmegaConf.create()
         assert isinstance(config, DictConfig)
         return config
 

@@ -48,8 +48,8 @@ def labelled(folders: Sequence[RunFolder]) -> dict[str, RunFolder]:
 
 def settings(folder: RunFolder) -> dict[str, str]:
     """What a run was made with, flat: machine, versions, resolved device and dtype, config."""
-    manifest, path = folder.manifest(), folder.path / "config.yaml"
-    config: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
+    manifest = folder.manifest()
+    config: Any = OmegaConf.to_container(folder.config())
     setup = manifest.get("setup", {})
     return {
         "machine": describe_hardware(manifest["hardware"]),

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from omegaconf import OmegaConf
 
 from harness.core import columns
 from harness.errors import ConfigError, exit_status
@@ -38,7 +39,8 @@ ASSUMPTIONS = (
     "acceptance, grammar work and batches are those recorded, whatever the pair",
     "step = before + max(draft, CPU beside it) + between + max(target, CPU beside it) + after "
     "+ round trips + host; without overlap the CPU's part is added instead",
-    "round trips: one per step, one more per draft if guided, one more per llamacpp redraw",
+    "round trips: one per step, one more per draft if guided or stepped, one more per llamacpp "
+    "redraw",
     "a forward is linear in its rows, a prefill in its prompts; communication and KV reads are in "
     "no cost unless they were measured",
     f"a strategy other than {', '.join(PLACEMENTS)} hides no grammar work",
@@ -65,13 +67,16 @@ class Question:
     user_tok_s: float
 
 
-def question(settings: Mapping[str, str], steps: pd.DataFrame, prompt_tokens: float) -> Question:
+def question(
+    settings: Mapping[str, str], steps: pd.DataFrame, prompt_tokens: float, stepped: bool = False
+) -> Question:
     """Costs of the run, then bare replays, then a pair, then the user's own values.
 
     Args:
         settings: as the command line has them.
         steps: step rows of the run.
         prompt_tokens: mean length of its prompts, which a pair's prefill and the bare replays need.
+        stepped: the run read every draft before the next one.
 
     Raises:
         ConfigError: a setting is unknown, or no value of its kind.
@@ -81,7 +86,7 @@ def question(settings: Mapping[str, str], steps: pd.DataFrame, prompt_tokens: fl
     if unknown := sorted(set(settings) - names - others):
         known = ", ".join(sorted(names | others))
         raise ConfigError(f"{unknown[0]}: no such setting; name one of {known}")
-    costs, sources = fit(steps), dict.fromkeys(names, "the run")
+    costs, sources = fit(steps, stepped), dict.fromkeys(names, "the run")
     if bare := settings.get("bare"):
         costs = _mark(
             costs, with_bare(costs, Path(bare), prompt_tokens), sources, f"bare replays in {bare}"
@@ -116,9 +121,9 @@ def _mark(old: Costs, new: Costs, sources: dict[str, str], source: str) -> Costs
 
 
 def _value(name: str, text: str) -> Any:
-    if name == "overlap":
+    if name in ("overlap", "stepped"):
         if text not in ("true", "false"):
-            raise ConfigError(f"overlap: {text!r} is neither true nor false")
+            raise ConfigError(f"{name}: {text!r} is neither true nor false")
         return text == "true"
     value = number(name, text)
     return int(value) if name in ("slots", "draft_tokens", "threads") else value
@@ -206,6 +211,11 @@ def _stalls(steps: pd.DataFrame) -> str:
     return told if ticks else ""
 
 
+def stepped(folder: RunFolder) -> bool:
+    """Whether the run's drafters looked at each draft before the next, whatever the strategy."""
+    return bool(OmegaConf.select(folder.config(), "drafter.length") == "p_min")
+
+
 def read_arguments(words: Sequence[str]) -> tuple[RunFolder, dict[str, str]]:
     """One run folder, and settings ``name=value``, in any order.
 
@@ -235,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _answer(words: Sequence[str]) -> int:
     folder, settings = read_arguments(words)
     steps, prompt_tokens = folder.steps(), float(folder.requests()["prompt_tokens"].mean())
-    asked = question(settings, steps, prompt_tokens)
+    asked = question(settings, steps, prompt_tokens, stepped(folder))
     predicted = predict(steps, asked.costs, asked.copies)
     recorded = {name: each["tok_s"] for name, each in folder.strategies().items()}
     for line in assumptions(asked, settings.get("pair"), prompt_tokens):

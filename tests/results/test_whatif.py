@@ -110,6 +110,12 @@ def test_guided_drafting_pays_a_round_trip_per_draft():
     assert row["hidden_us"] == 4 * (50 + 10) + 5 * 50 + 5 * 10
 
 
+def test_drafts_that_are_read_one_by_one_pay_a_round_trip_each():
+    row = one("vllm", *VLLM, costs=replace(COSTS, stepped=True))
+    assert row["draft_us"] == pytest.approx(4 * 100 + 10 / 3)  # one draft row more in three steps
+    assert row["sync_us"] == 5 * 20
+
+
 def test_fills_of_draft_steps_hide_behind_the_draft_alone():
     row = one("trtllm", TRTLLM, costs=replace(COSTS, mask_us=200))
     assert row["exposed_us"] == 25 + (4 * 210 - 400)
@@ -268,6 +274,18 @@ def test_a_guided_drafts_excess_is_the_round_trip(toy):
     assert costs.overlap
 
 
+def test_where_every_draft_is_read_the_round_trip_stays_with_the_draft(toy):
+    """Nothing tells the two apart then; the prediction must still be the record."""
+    steps = timed(toy)
+    forwards = steps.groupby(["strategy", "tick"])["draft_forwards"].transform("max")
+    sequences = steps.groupby(["strategy", "tick"])["step"].transform("size")
+    read = steps["draft_us"] + (~steps["prefill"] * forwards) * 33.0 / sequences
+    costs = fit(steps.assign(draft_us=read, exposed_us=0.0), stepped=True)
+    assert costs.stepped
+    assert costs.sync_us == 0
+    assert costs.draft_us == pytest.approx(fit(steps).draft_us + 33, rel=0.05)
+
+
 def test_a_run_without_verify_steps_has_no_costs():
     with pytest.raises(ConfigError, match="no verify step"):
         fit(frame(prefill("plain", "a", 0)))
@@ -334,10 +352,11 @@ def test_bare_replays_replace_the_forwards(tmp_path):
     bare = {"plain": 10, "verify": 14, "draft": 2, "chain": 7, "chain of two": 9}
     spans = {"512": dict.fromkeys(bare, 99), "1024": bare, "2048": dict.fromkeys(bare, 99)}
     path = tmp_path / "engine_limits.json"
-    path.write_text(json.dumps({"slots_8": {"bare_us": spans}}))
+    path.write_text(json.dumps({"slots_8": {"bare_us": spans, "draft_tokens": 6}}))
     costs = with_bare(replace(COSTS, slots=8, sync_us=0.5), path, context=513.0)
     assert (costs.plain_us, costs.verify_us, costs.draft_us, costs.chain_us) == (9.5, 13.5, 1.5, 7)
     assert costs.draft_row_us == (9 - 7) / 8
+    assert costs.draft_tokens == 6  # of the study's chain and window, whatever the run's K
     with pytest.raises(ConfigError, match=r"bare: .* 4 slots"):
         with_bare(replace(COSTS, slots=4), path, context=513.0)
     assert with_bare(replace(COSTS, slots=8), path, context=9000.0).chain_us == 99
@@ -377,6 +396,13 @@ def test_the_command_prints_assumptions_and_holds_itself_against_the_record(run,
     assert "vllm" in out
 
 
+@pytest.mark.parametrize(("length", "told"), [("p_min", "true"), ("fixed", "false")])
+def test_a_run_tells_whether_its_drafts_were_read_one_by_one(run, capsys, length, told):
+    (Path(run) / "config.yaml").write_text(f"drafter: {{length: {length}}}\n")
+    assert whatif.main([run]) == 0
+    assert f"- stepped = {told} (the run)" in capsys.readouterr().out
+
+
 def test_a_pair_prints_its_arithmetic_and_a_fleet_its_engines(run, capsys):
     asked = [run, "pair=70b-8b", "batch=8", "users=1000000", "user_tok_s=10"]
     assert whatif.main(asked) == 0
@@ -389,7 +415,7 @@ def test_a_pair_prints_its_arithmetic_and_a_fleet_its_engines(run, capsys):
 def test_bare_replays_are_held_against_the_record_and_other_costs_are_not(run, capsys, tmp_path):
     bare = dict.fromkeys(("plain", "verify", "draft", "chain", "chain of two"), 10)
     path = tmp_path / "engine_limits.json"
-    path.write_text(json.dumps({"slots_1": {"bare_us": {"512": bare}}}))
+    path.write_text(json.dumps({"slots_1": {"bare_us": {"512": bare}, "draft_tokens": 4}}))
     assert whatif.main([run, f"bare={path}"]) == 0
     assert "recorded" in capsys.readouterr().out.partition("Prediction")[2]
     assert whatif.main([run, f"bare={path}", "sync_us=9"]) == 0
