@@ -13,14 +13,13 @@ numbers.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 
 from harness.bitmask import dead_end
 from harness.core import Sequence, Verdict
-from harness.drafters.length import unsure
+from harness.drafters.length import Unsure
 from harness.errors import ConfigError, DeadEnd, MatcherError
 from harness.grammar.tracked import TrackedMatcher
 from harness.models.verifiers import CheckThenResample
@@ -99,7 +98,7 @@ class LlamaCpp(Strategy):
         """The draft's argmax, stopped at ``p_min``, dropped below ``n_min`` (L8-L10)."""
         stop = None
         if self.options.p_min > 0:  # no probability is below 0
-            stop = partial(unsure, p_min=self.options.p_min, among=TOP_K)
+            stop = Unsure(self.options.p_min, TOP_K)
         step.proposals = step.drafts.free(step.sequences, stop=stop)
         for proposal in step.proposals:
             if proposal.drafted < self.options.n_min:

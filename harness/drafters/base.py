@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from harness.drafters.chain import DraftChain
 
 StopRule = Callable[[torch.Tensor], torch.Tensor]
-"""Logits ``[rows, vocab]`` to flags ``[rows]``: stop this chain before adding its token."""
+"""Logits ``[rows, vocab]`` to flags ``[rows]``: stop this chain before adding its token. It is part
+of the choice (``harness.static_logits.Work``), so equal rules are captured once."""
 
 
 class Drafter(ABC):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from harness.drafters.base import Drafter
 from harness.drafters.cascade import Cascade
 from harness.drafters.config import DrafterConfig
 from harness.drafters.forced import ForcedDrafter
-from harness.drafters.length import AdaptiveLength, Costs, FixedLength, Length, unsure
+from harness.drafters.length import AdaptiveLength, Costs, FixedLength, Length, Unsure
 from harness.drafters.model import ModelDrafter
 from harness.drafters.ngram import NgramDrafter
 from harness.drafters.oracle import OracleDrafter, References
@@ -82,7 +81,7 @@ def make_drafter(config: DrafterConfig, parts: Parts) -> Drafter:
             return Cascade(forced, ngram, _model(parts), length)
         case _:
             model = _model(parts)
-            stop = partial(unsure, p_min=config.p_min) if config.length == "p_min" else None
+            stop = Unsure(config.p_min) if config.length == "p_min" else None
             return ModelDrafter(model.model, k, parts.places, length, stop)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 
 import torch
 
@@ -12,7 +13,7 @@ from harness.drafters.base import StopRule
 from harness.models.draws import draft_uniforms
 from harness.models.language_model import LanguageModel, RowInput
 from harness.models.sampling import Draw, Sampling, probabilities
-from harness.static_logits import Places, choose, decide
+from harness.static_logits import Places, Work, choose, decide
 
 
 class DraftChain:
@@ -90,26 +91,24 @@ class DraftChain:
         draw (an empty law) leaves ``active``."""
         pruned = self._model.draft_vocabulary
         if self._sampling is None and self._width == 1:
-            tokens = choose(largest_allowed, logits, self._places)[:, None]
+            tokens = choose(self._unless(largest_allowed), logits, self._places)[:, None]
         elif self._sampling is None:
-            tokens = decide(logits.topk(self._width, dim=-1).indices, self._places)
+            tokens = decide(self._unless(Best(self._width))(logits), self._places).T
         else:
             q = probabilities(logits, self._sampling)
             u = [self._uniform(i, len(self._chains[i])) for i in self.active]
             uniforms = torch.tensor(u, dtype=torch.float64)
-            tokens = choose(Draw(self._sampling), logits, self._places, uniforms)[:, None]
+            draw = self._unless(Draw(self._sampling))
+            tokens = choose(draw, logits, self._places, uniforms)[:, None]
             laws = q if pruned is None else pruned.spread(q)
             for row, i in enumerate(self.active):
                 self._q[i].append(laws[row])
-        stop, stopped = self._stop, [False] * len(self.active)
-        if stop is not None:
-            stopped = decide(stop(logits), self._places).tolist()
         nodes = tokens.tolist()
         if pruned is not None:
             nodes = [[pruned.target_id(token) for token in row] for row in nodes]
         still = []
-        for i, (token, *leaves), ends in zip(self.active, nodes, stopped, strict=True):
-            if ends or token == PAD:
+        for i, (token, *leaves) in zip(self.active, nodes, strict=True):
+            if token == PAD:
                 continue
             self._chains[i].append(token)
             self._leaves[i].append(leaves)
@@ -131,12 +130,37 @@ class DraftChain:
             )
         ]
 
+    def _unless(self, choice: Work) -> Work:
+        """A choice of tokens, with the chain's rule to stop."""
+        return choice if self._stop is None else Unless(self._stop, choice)
+
     def _uniform(self, index: int, position: int) -> float:
         if index not in self._uniforms:
             sequence = self._sequences[index]
             draws = draft_uniforms(sequence.request.seed, sequence.steps, self._limits[index])
             self._uniforms[index] = draws.tolist()
         return self._uniforms[index][position]
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """Work: the likeliest tokens of each row, int64 ``[width, rows]``."""
+
+    width: int
+
+    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.topk(self.width, dim=-1).indices.T.contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class Unless:
+    """Work: what ``choice`` says, but ``PAD`` in the rows where ``stop`` ends the chain."""
+
+    stop: StopRule
+    choice: Work
+
+    def __call__(self, logits: torch.Tensor, *arguments: torch.Tensor) -> torch.Tensor:
+        return torch.where(self.stop(logits), PAD, self.choice(logits, *arguments))
 
 
 def _flatten(chain: list[int], leaves: list[list[int]]) -> list[int]:

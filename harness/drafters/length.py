@@ -103,21 +103,24 @@ class AdaptiveLength:
         self._right = MEMORY * self._right + accepted
 
 
-def unsure(logits: torch.Tensor, p_min: float, among: int | None = None) -> torch.Tensor:
-    """Rows whose best token is less likely than ``p_min``: a rule to stop drafting.
+@dataclass(frozen=True, slots=True)
+class Unsure:
+    """A rule to stop drafting: the best token is less likely than ``p_min``.
 
     It asks for the best token, not for the one that is drawn: a draft that is dropped for what it
     is would bias the output (V1.7), while the best token is known before the draw.
 
-    Args:
-        logits: ``[rows, vocab]``.
+    Attributes:
         p_min: the least probability.
         among: renormalise among that many best tokens first (L7, L8); None = all.
-
-    Returns:
-        bool ``[rows]``.
     """
-    if among is not None:
-        logits = logits.topk(min(among, logits.shape[-1]), dim=-1).values
-    doubtful: torch.Tensor = logits.softmax(-1).amax(-1) < p_min
-    return doubtful
+
+    p_min: float
+    among: int | None = None
+
+    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits ``[rows, vocab]`` to bool ``[rows]``."""
+        if self.among is not None:
+            logits = logits.topk(min(self.among, logits.shape[-1]), dim=-1).values
+        doubtful: torch.Tensor = logits.softmax(-1).amax(-1) < self.p_min
+        return doubtful

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import torch
 
 from harness.core import Proposal, Sequence, Verdict, longest_common_prefix
 from harness.draft_vocabulary import DraftVocabulary
@@ -131,11 +134,20 @@ class ModelDrafter(SteppedDrafter):
         return proposals
 
 
+@dataclass(frozen=True, slots=True)
+class Either:
+    """Stop where one of two rules says so."""
+
+    one: StopRule
+    other: StopRule
+
+    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+        return self.one(logits) | self.other(logits)
+
+
 def _either(one: StopRule | None, other: StopRule | None) -> StopRule | None:
     """Stop where any of the rules says so."""
-    if one is None or other is None:
-        return one or other
-    return lambda logits: one(logits) | other(logits)
+    return one or other if one is None or other is None else Either(one, other)
 
 
 def _pending(sequences: SequenceOf[Sequence], limits: SequenceOf[int]) -> list[RowInput]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 
+from harness.argmax import largest_allowed
 from harness.core import Proposal
 from harness.drafters import costs
 from harness.drafters.base import levels
+from harness.drafters.chain import Unless
 from harness.drafters.config import DrafterConfig
 from harness.drafters.costs import step_costs
 from harness.drafters.length import (
@@ -21,9 +22,9 @@ from harness.drafters.length import (
     AdaptiveLength,
     Costs,
     FixedLength,
-    unsure,
+    Unsure,
 )
-from harness.drafters.model import ModelDrafter
+from harness.drafters.model import Either, ModelDrafter
 from harness.models.language_model import RowInput
 from tests.drafters.makers import running
 from tests.toys import TableLM, random_law, toy_table
@@ -121,8 +122,8 @@ def test_a_trimmed_draft_has_failed() -> None:
 
 def test_unsure_is_asked_of_the_best_token() -> None:
     logits = torch.tensor([[0.7, 0.2, 0.1], [0.4, 0.3, 0.3]]).log()
-    assert unsure(logits, 0.5).tolist() == [False, True]
-    assert unsure(logits, 0.55, among=2).tolist() == [False, False]  # .4 / .7 (L7, L8)
+    assert Unsure(0.5)(logits).tolist() == [False, True]
+    assert Unsure(0.55, among=2)(logits).tolist() == [False, False]  # .4 / .7 (L7, L8)
 
 
 def test_a_chain_stops_before_the_token_that_the_model_is_unsure_of() -> None:
@@ -131,15 +132,26 @@ def test_a_chain_stops_before_the_token_that_the_model_is_unsure_of() -> None:
         return [math.log(0.9 if sure else 0.3) if t == 1 else math.log(0.02) for t in range(7)]
 
     model = TableLM(law, len(TABLE), 1)
-    drafter = ModelDrafter(model, 4, stop=partial(unsure, p_min=0.8))
+    drafter = ModelDrafter(model, 4, stop=Unsure(0.8))
     (proposal,) = drafter.free([running(TABLE, [1])])
     assert proposal.tokens == [1, 1]
     chain = drafter.chain([running(TABLE, [1])])  # also where a strategy drives the loop
     while chain.active:
         chain.extend(chain.forward())
     assert chain.proposals()[0].tokens == [1, 1]
-    (proposal,) = drafter.free([running(TABLE, [1])], stop=partial(unsure, p_min=0.99))
+    (proposal,) = drafter.free([running(TABLE, [1])], stop=Unsure(0.99))
     assert proposal.tokens == []  # either rule stops
+
+
+def test_equal_rules_are_equal_work() -> None:
+    """So they share a capture, whoever made them: a run has several drafters, and many steps."""
+
+    def work() -> Unless:
+        return Unless(Either(Unsure(0.8), Unsure(0.5, among=10)), largest_allowed)
+
+    assert work() == work()
+    assert hash(work()) == hash(work())
+    assert work() != Unless(Either(Unsure(0.8), Unsure(0.6, among=10)), largest_allowed)
 
 
 # -- The costs -------------------------------------------------------------------------------

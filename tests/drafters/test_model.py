@@ -61,6 +61,8 @@ def test_a_stopped_chain_does_not_get_the_token_it_stopped_before() -> None:
     (proposal,) = drafter().free([running()], stop=at_d)
     assert proposal.tokens == [2]
     assert proposal.draft_forwards == 2
+    (tree,) = drafter().free([running()], width=2, stop=at_d)
+    assert (tree.tokens[0], len(tree.tokens), tree.draft_forwards) == (2, 2, 2)
 
 
 def test_after_full_acceptance_the_last_draft_is_fed_with_the_new_token() -> None:
