@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from experiments.study import Study, failure
+from experiments.study import Study, failure, run_study
 from harness.clock import Clock
 from harness.models.attention import (
     mask_by_head,
@@ -378,4 +378,4 @@ def as_table(rows: int, measured: dict[Shape, dict[str, Result]]) -> Table:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_study(main)

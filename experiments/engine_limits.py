@@ -14,7 +14,6 @@ outputs are compared.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from experiments.study import Study
+from experiments.study import Study, run_study
 from harness.config import Config, GrammarConfig
 from harness.core import longest_common_prefix
 from harness.engine import EngineConfig
@@ -37,7 +36,7 @@ from harness.results.costs import GUIDED
 from harness.results.metrics import TIMES
 from harness.results.predict import behind_whole_window
 from harness.results.record import Recorder
-from harness.results.table import Table
+from harness.results.table import NONE, Table
 from harness.run import Run, forget_set_up
 from harness.workloads.loaders import WorkloadConfig
 
@@ -290,7 +289,7 @@ def replayed(
 
 def as_table(slots: int, study: dict[str, Any]) -> Table:
     """One row per strategy: medians over the passes."""
-    plain = median(each["tok_s"] for each in study["strategies"]["plain"])
+    plain = [each["tok_s"] for each in study["strategies"].get("plain", ())]
     rows = []
     for name, passes in study["strategies"].items():
         middle = {key: median(each[key] for each in passes) for key in passes[0]}
@@ -300,7 +299,7 @@ def as_table(slots: int, study: dict[str, Any]) -> Table:
                 name,
                 f"{middle['tok_s']:.0f}",
                 f"{min(speeds):.0f}–{max(speeds):.0f}",
-                f"{middle['tok_s'] / plain:.2f}",
+                f"{middle['tok_s'] / median(plain):.2f}" if plain else NONE,
                 f"{middle['mean_accept_len']:.2f}",
                 f"{middle['ideal_tok_s']:.0f}",
                 f"{middle['efficiency']:.2f}",
@@ -342,4 +341,4 @@ def memory(study: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_study(main)

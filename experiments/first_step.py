@@ -21,7 +21,7 @@ from time import time
 from hydra import compose, initialize_config_module
 from hydra.core.config_store import ConfigStore
 
-from experiments.study import Study
+from experiments.study import Study, run_study
 from harness.config import schema, typed
 from harness.results.record import Recorder
 from harness.results.table import Table, print_tables
@@ -97,4 +97,4 @@ def first_step(settings: dict[str, str], started: float) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_study(main)

@@ -36,7 +36,7 @@ import llguidance.hf
 import torch
 import xgrammar
 
-from experiments.study import Study
+from experiments.study import Study, run_study
 from harness.errors import GrammarError
 from harness.grammar.service import GrammarConfig, GrammarService, grammar_engine
 from harness.grammar.spec import GrammarSpec
@@ -298,4 +298,4 @@ def _sort(reason: str) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_study(main)

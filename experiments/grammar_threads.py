@@ -22,7 +22,7 @@ from random import Random
 from statistics import median, quantiles
 from typing import Any, cast
 
-from experiments.study import Study
+from experiments.study import Study, run_study
 from harness.clock import Clock
 from harness.core import Proposal, Request, Sequence, Verdict
 from harness.drafters.model import ModelDrafter
@@ -217,4 +217,4 @@ def as_table(rows: list[dict[str, Any]], settings: dict[str, str]) -> Table:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_study(main)

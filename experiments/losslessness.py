@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from experiments.study import Study
+from experiments.study import Study, run_study
 from harness.results.table import NONE, Table, print_tables
 from tests.exact.cases import (
     AS_EXPECTED,
@@ -193,4 +193,4 @@ def sampled_table(results: Sequence[Result]) -> Table:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_study(main)

@@ -13,7 +13,6 @@ comes of it. Grammars are compiled outside the timed part. Prints tables and wri
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from xgrammar.contrib.hf import LogitsProcessor as StockProcessor
 
 from experiments import engine_limits
-from experiments.study import Study, failure
+from experiments.study import Study, failure, run_study
 from harness.config import Config
 from harness.core import Request, longest_common_prefix
 from harness.errors import HarnessError, MatcherError
@@ -334,4 +333,4 @@ def as_tables(study: dict[str, Any]) -> list[Table]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_study(main)

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from harness.errors import ConfigError, exit_status
 from harness.results.manifest import manifest
 from harness.results.table import Table, print_tables, to_markdown
+
+NUMBERS = re.compile(r"\d+(\.\d+)?(,\d+(\.\d+)?)*")
+"""Settings of one number or several."""
+
+
+def run_study(main: Callable[[list[str]], None]) -> NoReturn:
+    """The command line of a study: what the user can correct is one line, and exit status 2."""
+
+    def command() -> int:
+        main(sys.argv[1:])
+        return 0
+
+    sys.exit(exit_status(command))
 
 
 @dataclass(frozen=True)
@@ -29,20 +44,30 @@ class Study:
     out: Path
 
     @classmethod
-    def begin(cls, name: str, arguments: Sequence[str], defaults: Mapping[str, str]) -> Study:
-        """Read ``setting=value`` words; leaves with one line where there is no such setting.
+    def begin(
+        cls, name: str, arguments: Sequence[str], defaults: Mapping[str, str], parsed: bool = False
+    ) -> Study:
+        """Read ``setting=value`` words. A default of numbers wants numbers, with commas between.
 
         Args:
             name: of the study; results go to ``runs/<name>``, or to ``out=…``.
             arguments: the words of the command line.
             defaults: all settings but ``out``.
+            parsed: the study checks the values itself.
+
+        Raises:
+            ConfigError: there is no such setting, or its value is none.
         """
         given = dict(word.partition("=")[::2] for word in arguments)
         out = Path(given.pop("out", f"runs/{name}"))
         if unknown := sorted(set(given) - set(defaults)):
             known = ", ".join([*defaults, "out"])
-            sys.exit(f"error: {unknown[0]}: no such setting; name one of {known}")
-        out.mkdir(parents=True, exist_ok=True)
+            raise ConfigError(f"{unknown[0]}: no such setting; name one of {known}")
+        for setting, value in given.items():
+            if not parsed and NUMBERS.fullmatch(defaults[setting]) and not NUMBERS.fullmatch(value):
+                raise ConfigError(
+                    f"{setting}: {value!r} is no number; give one such as {defaults[setting]}"
+                )
         return cls(name, {**defaults, **given}, out)
 
     def write(self, tables: Sequence[Table], results: Mapping[str, Any]) -> None:
@@ -50,6 +75,7 @@ class Study:
         command = [word for word in sys.orig_argv if not word.startswith("out=")]
         values = {"settings": self.settings, "manifest": manifest(command), **results}
         text = json.dumps(values, indent=1, allow_nan=False)
+        self.out.mkdir(parents=True, exist_ok=True)
         (self.out / f"{self.name}.json").write_text(text)
         (self.out / f"{self.name}.md").write_text("\n".join(map(to_markdown, tables)))
 

@@ -213,5 +213,5 @@ def test_the_command_says_how_to_repeat_what_was_violated(
 
 
 def test_an_unknown_kind_of_fault_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="kinds: 'floods' is none of drafts, "):
+    with pytest.raises(ConfigError, match="kinds: 'floods' is none of drafts, "):
         command.main(["kinds=floods", f"out={tmp_path}"])

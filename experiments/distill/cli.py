@@ -54,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
         HarnessError: a setting is wrong, or a stage lacks what an earlier one makes.
         KeyboardInterrupt: it was interrupted; the message says what is kept.
     """
-    study = Study.begin("distill", arguments, defaults())
+    study = Study.begin("distill", arguments, defaults(), parsed=True)
     settings = parse(study.settings)
     for stage in settings.chosen_stages:
         STAGES[stage](settings, study)

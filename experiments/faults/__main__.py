@@ -20,7 +20,8 @@ from experiments.faults.cases import (
 )
 from experiments.faults.kinds import SHARES, cases
 from experiments.faults.workers import campaign
-from experiments.study import Study
+from experiments.study import Study, run_study
+from harness.errors import ConfigError
 from harness.results.table import Table, print_tables
 
 DEFAULTS = {
@@ -71,12 +72,16 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def chosen(settings: dict[str, str]) -> list[Case]:
-    """The cases that the user asks for; leaves with one line where there is no such kind."""
+    """The cases that the user asks for.
+
+    Raises:
+        ConfigError: there is no such kind.
+    """
     only, kinds = settings["only"].partition(":"), settings["kinds"].split(",")
     if only[0]:
         kinds = [only[0]]
     if unknown := sorted(set(kinds) - SHARES.keys()):
-        sys.exit(f"error: kinds: {unknown[0]!r} is none of {', '.join(SHARES)}")
+        raise ConfigError(f"kinds: {unknown[0]!r} is none of {', '.join(SHARES)}")
     if only[0]:
         return [Case(only[0], int(only[2]))]
     return cases(int(settings["cases"]), int(settings["seed"]), kinds)
@@ -105,4 +110,4 @@ def _cells(group: Sequence[Outcome]) -> Iterable[str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_study(main)
