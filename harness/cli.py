@@ -113,6 +113,8 @@ def _explain(error: Exception) -> str:
         message = extra
     elif unknown := re.match(r"Could not override '(.*?)'", message):
         message = f"{unknown[1]}: no such setting; `python -m harness --cfg job` lists them"
+        if unknown[1].startswith("options."):
+            message += f"; of a strategy in a module of your own, write +{unknown[1]}"
     elif isinstance(error.__cause__, OmegaConfBaseException):
         message += f": {str(error.__cause__).splitlines()[0]}"
     return re.sub(r"\s+", " ", message).strip()

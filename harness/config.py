@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -50,6 +51,11 @@ class Config:
     options: Any = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if Path(self.name).name != self.name:
+            raise ConfigError(
+                f"name: {self.name!r} is to be part of a folder's name; leave slashes out, and say "
+                "with runs=… where the folder goes"
+            )
         if self.engine.dp > 1 and self.drafter.length == "adaptive":
             raise ConfigError(
                 f"drafter.length: adaptive learns from all requests, and engine.dp="

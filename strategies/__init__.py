@@ -35,8 +35,11 @@ def find(name: str) -> type[Strategy]:
         return known[name]
     try:
         strategy = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"strategy: {name!r} cannot be imported ({error})") from None
+    except Exception as error:  # whatever the user's module raises as it is imported
+        raise ConfigError(
+            f"strategy: {name!r} cannot be imported ({type(error).__name__}: {error}); "
+            f"`python -c 'import {module_name}'` shows where"
+        ) from None
     if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
         raise ConfigError(f"strategy: {name!r} is no subclass of strategies.base.Strategy")
     if not isinstance(getattr(strategy, "name", None), str):

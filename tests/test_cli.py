@@ -230,6 +230,11 @@ def test_a_bad_item_fails_alone_with_its_reason(
 BAD_INPUT = {
     "strategy": (["+strategy=vlm"], ["strategy", "trtllm"]),
     "strategy of the user's": (["+strategy=nowhere:Nothing"], ["strategy", "nowhere"]),
+    "option of nobody": (
+        ["options.mine.drafts=3"],
+        ["options.mine.drafts", "+options.mine.drafts"],
+    ),
+    "name of several folders": (["name=../x"], ["name: '../x'", "runs=…"]),
     "group option": (["grammar=outline"], ["grammar/outline", "xgrammar"]),
     "unknown key": (["engine.slot=3"], ["engine.slot: no such setting", "--cfg job"]),
     "type": (["engine.slots=many"], ["engine.slots", "Integer"]),
