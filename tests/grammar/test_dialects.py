@@ -110,3 +110,15 @@ def test_a_slash_in_a_regex_is_a_slash(engine, pattern):
 def test_a_refused_grammar_is_one_line_that_names_its_field(engine, spec):
     with pytest.raises(GrammarError, match=rf"^grammar\.{spec.kind}: [^\n]+$"):
         engine.compile(spec)
+
+
+def test_xgrammar_forgets_what_a_string_is_where_its_length_is_bounded(engine):
+    """xgrammar 0.2.9 counts raw characters then: control characters pass, which no JSON has, and
+    escapes do not. vLLM passes such schemas on, and so does the adapter."""
+    bounded = GrammarSpec.json_schema({"type": "string", "maxLength": 5})
+    strict = engine.name != "xgrammar"
+    assert matches(engine, bounded, '"\t"') != strict
+    assert matches(engine, bounded, '"\\t"') == strict
+    for spec in (bounded, GrammarSpec.json_schema({"type": "string"})):
+        assert matches(engine, spec, '"ab"')
+    assert not matches(engine, GrammarSpec.json_schema({"type": "string"}), '"\t"')
