@@ -49,7 +49,10 @@ from harness.sweep.folder import SweepFolder, is_sweep, run_folders
 
 
 def write_report(folder: RunFolder) -> str:
-    """Write ``report.md`` from the other files of the run, and return its text."""
+    """Write ``report.md`` from the other files of the run, and return its text. What the report
+    command made of an earlier state, before a resume, goes."""
+    for stale in (folder.csv_path, folder.page_path):
+        stale.unlink(missing_ok=True)
     summary, requests = folder.strategies(), folder.requests()
     tables = [*comparison_tables(summary), *step_tables(folder.steps())]
     blocks = [

@@ -72,6 +72,14 @@ def test_the_report_is_written_beside_the_other_files(run):
     assert write_report(run) == (run.path / "report.md").read_text(encoding="utf-8")
 
 
+def test_a_report_leaves_no_page_of_an_earlier_state(run):
+    assert main([str(run.path)]) == 0
+    assert run.page_path.is_file()
+    write_report(run)  # as a resumed run does
+    assert not run.page_path.exists()
+    assert not run.csv_path.exists()
+
+
 def test_the_legend_explains_every_column_once(run):
     text = write_report(run)
     for table in comparison_tables(run.strategies()):
