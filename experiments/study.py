@@ -68,6 +68,7 @@ class Study:
                 raise ConfigError(
                     f"{setting}: {value!r} is no number; give one such as {defaults[setting]}"
                 )
+        out.mkdir(parents=True, exist_ok=True)  # now: what was measured must not be lost to it
         return cls(name, {**defaults, **given}, out)
 
     def write(self, tables: Sequence[Table], results: Mapping[str, Any]) -> None:
@@ -75,7 +76,6 @@ class Study:
         command = [word for word in sys.orig_argv if not word.startswith("out=")]
         values = {"settings": self.settings, "manifest": manifest(command), **results}
         text = json.dumps(values, indent=1, allow_nan=False)
-        self.out.mkdir(parents=True, exist_ok=True)
         (self.out / f"{self.name}.json").write_text(text)
         (self.out / f"{self.name}.md").write_text("\n".join(map(to_markdown, tables)))
 
@@ -101,7 +101,7 @@ class Study:
 
 def numbers(text: str) -> list[int]:
     """``1,2`` as numbers."""
-    return [int(word) for word in text.split(",") if word]
+    return [int(word) for word in text.split(",")]
 
 
 def failure(error: Exception) -> str:
