@@ -146,7 +146,10 @@ class Trtllm(Strategy):
 
     def propose(self, step: Step) -> None:
         """The draft loop between its two rollbacks (1.4a, steps 3 to 5)."""
-        step.pool.each(step.constrained(), roll_back_rejected)
+        step.pool.each(
+            step.constrained(),
+            lambda _, sequence, matcher: ledgers(sequence).roll_back_rejected(matcher),
+        )
         law = None if self.options.overlap else self.setup.draft_law
         chain = step.stepped_drafts.chain(step.sequences, law)
         while chain.active:
@@ -157,7 +160,10 @@ class Trtllm(Strategy):
             step.draft_masks.apply(logits, *chain.layout)
             chain.extend(logits)
         step.proposals = chain.proposals()
-        step.pool.each(step.constrained(), roll_back_drafts)
+        step.pool.each(
+            step.constrained(),
+            lambda _, sequence, matcher: ledgers(sequence).roll_back_drafts(matcher),
+        )
 
     def fill_draft_row(
         self,
@@ -195,16 +201,6 @@ class Trtllm(Strategy):
 def fill_row(masks: MaskBuffer, index: int, matcher: TrackedMatcher, position: int) -> bool:
     """Fill and flag one row of a sequence; False for a dead end (T7)."""
     return masks.fill(index, position, matcher)
-
-
-def roll_back_rejected(index: int, sequence: Sequence, matcher: TrackedMatcher) -> None:
-    """Undo what the latest verification of a sequence refused (T8)."""
-    ledgers(sequence).roll_back_rejected(matcher)
-
-
-def roll_back_drafts(index: int, sequence: Sequence, matcher: TrackedMatcher) -> None:
-    """Undo the draft loop of a sequence (T9)."""
-    ledgers(sequence).roll_back_drafts(matcher)
 
 
 def ledgers(sequence: Sequence) -> Ledgers:
