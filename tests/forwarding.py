@@ -36,6 +36,14 @@ class ForwardingMatcher(Matcher):
         return self.inner.completed
 
     @property
+    def started(self) -> bool:
+        return self.inner.started
+
+    @property
+    def constrained(self) -> bool:
+        return self.inner.constrained
+
+    @property
     def held(self) -> int:
         return self.inner.held
 
