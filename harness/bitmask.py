@@ -87,7 +87,7 @@ def apply_by_step(
     Args:
         logits: fp32 ``[total rows, vocab]``; columns at or above ``32 * words`` stay untouched.
         bitmask: int32 ``[requests, words]``, indexed by request, never by row; 0 = -inf.
-        indices: int32, the requests to mask.
+        indices: int32, the requests to mask; -1 for none.
         ftp: int32 ``[requests]``, first packed row of each request, rising.
         step: position inside each request.
 
@@ -111,7 +111,7 @@ def _apply_by_step_torch(
     step: int,
 ) -> None:
     total, vocab_size = logits.shape
-    requests = indices.long()
+    requests = indices[indices >= 0].long()
     if ftp is None:
         rows, ends = requests, torch.full_like(requests, total)
     else:

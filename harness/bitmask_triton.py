@@ -32,13 +32,14 @@ def _mask_block(  # type: ignore[no-untyped-def]
 ):
     """One block of columns of one listed request; ``ftp_ptr`` None = request r is row r."""
     request = tl.load(indices_ptr + tl.program_id(0)).to(tl.int64)
+    listed = request >= 0
     if ftp_ptr is None:
         row = request
         end = rows
     else:
-        row = tl.load(ftp_ptr + request).to(tl.int64) + step
+        row = tl.load(ftp_ptr + request, mask=listed, other=rows).to(tl.int64) + step
         end = tl.load(ftp_ptr + request + 1, mask=request + 1 < requests, other=rows)
-    if row < end:
+    if listed & (row < end):
         column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         inside = column < columns
         word = tl.load(bitmask_ptr + request * bitmask_stride + column // 32, mask=inside, other=0)
@@ -58,7 +59,7 @@ def apply_by_step_triton(
     Args:
         logits: ``[total rows, vocab]``; a row's columns are contiguous.
         bitmask: int32 ``[requests, words]``; rows may be strided, words are contiguous.
-        indices: int32 ``[listed]``, contiguous.
+        indices: int32 ``[listed]``, contiguous; -1 for none.
         ftp: int32 ``[requests]``, contiguous, or None.
         step: position inside each request.
     """

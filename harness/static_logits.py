@@ -15,6 +15,7 @@ from harness.clock import Clock
 from harness.core import PAD
 from harness.draft_vocabulary import DraftVocabulary
 from harness.parallel.ranks import ALONE, Ranks
+from harness.step_masks import StepMasks
 
 WARM_UPS = 2
 """Runs before a capture: they allocate, choose kernels and compile."""
@@ -191,6 +192,7 @@ class StaticLogits:
         self._masked: set[int] = set()
         self._replays: dict[object, Callable[[], None]] = {}
         self._errands: dict[tuple[Work, int], Errand] = {}
+        self._step_masks: dict[tuple[int, int], StepMasks] = {}
 
     def mask(self, bitmask: torch.Tensor, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Mask ``logits[targets]`` by ``bitmask[sources]``, int32 on the CPU; only launched.
@@ -204,6 +206,31 @@ class StaticLogits:
         for source, target in zip(sources, targets, strict=True):
             self._host[target] = rows[source]
         self._run(mask_rows, self._apply)
+
+    def mask_by_step(
+        self,
+        bitmask: torch.Tensor,
+        first_row: Sequence[int],
+        steps: Sequence[Sequence[int]],
+        rows: int,
+    ) -> None:
+        """``apply_by_step`` (D16) for each position of requests; only launched.
+
+        The copy of the last masks has ended: what was chosen with them has been read.
+
+        Args:
+            bitmask: int32 ``[requests, positions, words]`` on the CPU.
+            first_row: by request, its first row; each owns one at least.
+            steps: by position, the requests to mask.
+            rows: of the logits that these requests own together.
+        """
+        requests, positions, _ = bitmask.shape
+        key = min(requests, len(self.logits)), positions
+        if key not in self._step_masks:
+            self._step_masks[key] = StepMasks(self.logits, *key)
+        step_masks = self._step_masks[key]
+        step_masks.load(bitmask, first_row, steps, rows)
+        self._run(step_masks, step_masks.body)
 
     def choose(self, work: Work, arguments: Sequence[torch.Tensor] = ()) -> torch.Tensor:
         """``work(logits, *arguments)`` of all R rows on the CPU, overwritten by the next call.

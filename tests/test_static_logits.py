@@ -53,6 +53,54 @@ def test_a_mask_holds_for_one_forward_and_for_its_rows_only(
     assert choose(largest, place, places).tolist() == [5, vocab - 1, vocab - 1]
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_mask_by_step_holds_for_one_forward_and_for_its_requests_only(
+    places: Places, device: torch.device
+) -> None:
+    """D15, D16: three requests of 3, 1 and 2 rows, then two of 1 and 2."""
+    vocab = 2 * WORD_BITS
+    place = torch.empty((7, vocab), device=device)
+    places.add(place)
+    static = places.find(place)
+    assert static is not None
+    masks = torch.zeros((3, 3, words(vocab)), dtype=torch.int32)
+    for request in range(3):
+        for step in range(3):
+            masks[request, step, 0] = 1 << 10 * request + step
+    fresh = torch.arange(7.0 * vocab, device=device).view(7, vocab)
+    last = vocab - 1
+
+    place.copy_(fresh)
+    static.mask_by_step(masks, [0, 3, 4], [[0, 1, 2], [0, 1, 2], [0, 2]], rows=6)
+    assert choose(largest, place, places).tolist() == [0, 1, 2, 10, 20, 21, last]
+
+    place.copy_(fresh)
+    static.mask_by_step(masks, [0, 1], [[1], [0, 1], [1]], rows=3)
+    assert choose(largest, place, places).tolist() == [last, 10, 11, last, last, last, last]
+
+    place.copy_(fresh)
+    static.mask_by_step(masks, [0, 1], [[], [0], []], rows=3)
+    assert choose(largest, place, places).tolist() == [last] * 7
+    assert places.captures.graphs == 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_place_takes_masks_by_step_of_several_widths(
+    places: Places, device: torch.device
+) -> None:
+    """A place with fewer rows than a buffer has sequences holds fewer requests."""
+    place = torch.zeros((2, WORD_BITS), device=device)
+    places.add(place)
+    static = places.find(place)
+    assert static is not None
+    for positions in (1, 3, 1):
+        place.zero_()
+        masks = torch.full((4, positions, 1), 1 << positions, dtype=torch.int32)
+        static.mask_by_step(masks, [0, 1], [[0, 1]], rows=2)
+        assert choose(largest, place, places).tolist() == [positions, positions]
+    assert places.captures.graphs == 3  # two of masking, one of choosing
+
+
 def test_other_logits_are_worked_on_as_they_are(places: Places) -> None:
     places.add(torch.zeros(2, 64))
     other = torch.eye(2, 64)

@@ -200,8 +200,12 @@ class MaskBuffer:
         ]
         if not any(steps):
             return
-        used = self.host[: len(sequences) * self.rows_per_sequence]
-        masks = upload(used, self.device).view(len(sequences), self.rows_per_sequence, -1)
+        by_sequence = self.host.view(self.sequences, self.rows_per_sequence, -1)
+        place = self._places.find(logits) if self._places else None
+        if place is not None:
+            place.mask_by_step(by_sequence, first_row, steps, len(logits))
+            return
+        masks = upload(by_sequence[: len(sequences)], self.device)
         numbers = torch.tensor([*first_row, *chain(*steps)], dtype=torch.int32)  # in one copy
         sizes = [len(first_row), *map(len, steps)]
         ftp, *indices = torch.split(upload(numbers, self.device), sizes)

@@ -12,8 +12,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from harness.bitmask import apply_by_step
+from harness.clock import Clock
 from harness.errors import MatcherError
 from harness.grammar.masks import MaskBuffer
+from harness.static_logits import Captures, Places
 
 CPU = torch.device("cpu")
 INF = torch.inf
@@ -223,6 +225,8 @@ FTP = torch.tensor([0, 3, 4], dtype=torch.int32)
         (FTP, 2, [0, 2], {2: 0}),
         (None, 0, [0, 2], {0: 0, 2: 2}),
         (FTP, 0, [], {}),
+        (FTP, 1, [-1, 2, -1], {5: 2}),  # -1 stands for none
+        (None, 0, [2, -1], {2: 2}),
     ],
 )
 def test_a_step_masks_one_row_of_each_listed_request_that_is_long_enough(
@@ -269,39 +273,68 @@ def test_shapes_that_do_not_fit_are_refused(change: dict[str, torch.Tensor], mes
 # -- both ---------------------------------------------------------------------------------------
 
 
+MOST = 4
+"""Sequences of a batch."""
+
+Batch = list[tuple[int, list[list[int] | None]]]
+"""By sequence, its rows and by position what is allowed, None for everything."""
+
+
 @st.composite
-def ragged_batches(draw: st.DrawFn) -> tuple[int, int, list[int], list[list[list[int] | None]]]:
-    """Vocabulary, rows per sequence, rows used, and by sequence and position what is allowed."""
+def ragged_batches(draw: st.DrawFn) -> tuple[int, int, list[Batch]]:
+    """Vocabulary, rows per sequence, and batches, one after the other."""
     vocab_size, stride = draw(st.integers(1, 70)), draw(st.integers(1, 4))
-    rows = draw(st.lists(st.integers(1, stride), min_size=1, max_size=4))
     tokens = st.none() | st.lists(st.integers(0, vocab_size - 1), max_size=5)
-    filled = [[draw(tokens) for _ in range(stride)] for _ in rows]
-    return vocab_size, stride, rows, filled
+    filled = st.lists(tokens, min_size=stride, max_size=stride)
+    batches = st.lists(st.tuples(st.integers(1, stride), filled), min_size=1, max_size=MOST)
+    return vocab_size, stride, draw(st.lists(batches, min_size=1, max_size=3))
+
+
+def fill_and_mask(buffer: MaskBuffer, batch: Batch, logits: torch.Tensor) -> torch.Tensor:
+    """Fill the rows of a batch; ``logits``, masked by the definition."""
+    expected = logits.clone()
+    buffer.clear()
+    first = 0
+    for sequence, (rows, filled) in enumerate(batch):
+        for position, tokens in enumerate(filled):
+            if tokens is None or not buffer.fill(sequence, position, Allows(*tokens)):
+                continue
+            if position < rows:
+                forbidden = [token for token in range(buffer.vocab_size) if token not in tokens]
+                expected[first + position, forbidden] = -INF
+        first += rows
+    return expected
 
 
 @settings(max_examples=150, deadline=None)
 @given(ragged_batches())
-def test_packed_and_by_step_agree_on_any_ragged_layout(
-    batch: tuple[int, int, list[int], list[list[list[int] | None]]],
+def test_packed_by_step_and_by_step_in_place_agree_on_any_ragged_layout(
+    drawn: tuple[int, int, list[Batch]],
 ) -> None:
-    """D15 against V1.3b, both against the definition."""
-    vocab_size, stride, rows, filled = batch
-    buffer = MaskBuffer(len(rows) + 1, stride, vocab_size, CPU)
+    """D15 against V1.3b, all against the definition; a place is used again and again."""
+    vocab_size, stride, batches = drawn
+    place = torch.zeros(MOST * stride + 1, vocab_size)
+    places = Places(Captures(Clock()))
+    places.add(place)
+    buffer = MaskBuffer(MOST, stride, vocab_size, CPU, places)
     buffer.host.fill_(0x5A5A5A5A)  # stale bits everywhere
-    first = [sum(rows[:sequence]) for sequence in range(len(rows))]
-    expected = torch.randn(sum(rows), vocab_size)
-    packed, by_step = expected.clone(), expected.clone()
-    for sequence, positions in enumerate(filled):
-        for position, tokens in enumerate(positions):
-            if tokens is None or not buffer.fill(sequence, position, Allows(*tokens)):
-                continue
-            if position < rows[sequence]:
-                forbidden = [token for token in range(vocab_size) if token not in tokens]
-                expected[first[sequence] + position, forbidden] = -INF
-    buffer.apply(packed, first, rows)
-    buffer.apply_by_step(by_step, first)
-    assert torch.equal(packed, expected)
-    assert torch.equal(by_step, expected)
+    for batch in batches:
+        rows = [count for count, _ in batch]
+        first = [sum(rows[:sequence]) for sequence in range(len(rows))]
+        fresh = torch.randn(sum(rows), vocab_size)
+        expected = fill_and_mask(buffer, batch, fresh)
+        packed, by_step = fresh.clone(), fresh.clone()
+        buffer.apply(packed, first, rows)
+        buffer.apply_by_step(by_step, first)
+        assert torch.equal(packed, expected)
+        assert torch.equal(by_step, expected)
+
+        place.zero_()
+        place[: len(fresh)] = fresh
+        buffer.apply_by_step(place[: len(fresh)], first)
+        assert torch.equal(place[: len(fresh)], expected)
+        assert not place[len(fresh) :].any()
+    assert places.captures.graphs <= 1
 
 
 def test_masks_need_no_gpu_packages_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,6 +374,7 @@ def test_the_kernel_masks_what_the_reference_masks(seed: int) -> None:
     masks = torch.randint(-(1 << 31), 1 << 31, (requests, 3, words), generator=draw)
     bitmask = masks.to(torch.int32)[:, step]
     listed = torch.randperm(requests, generator=draw)[: number(0, requests)].to(torch.int32)
+    listed = torch.cat((listed, torch.full((number(0, 2),), -1, dtype=torch.int32)))  # of none
     expected = torch.randn(int(lengths.sum()), vocab_size, generator=draw)
     actual = expected.to(device, copy=True)
 
@@ -361,12 +395,17 @@ def test_masks_on_a_gpu_are_those_on_a_cpu() -> None:
         pytest.skip("needs a CUDA device")
     results = []
     for device in (CPU, torch.device("cuda")):
-        buffer = MaskBuffer(3, 3, 4099, device)
+        places = Places(Captures(Clock()))
+        buffer = MaskBuffer(3, 3, 4099, device, places)
         for sequence, position in ((0, 0), (0, 1), (0, 2), (2, 0)):
             buffer.fill(sequence, position, Allows(sequence + position, 31, 4098))
         packed = torch.zeros(6, 4099, device=device)
         by_step = packed.clone()
         buffer.apply(packed, [0, 3, 5], [3, 2, 1])
         buffer.apply_by_step(by_step, [0, 3, 5])
-        results += [packed.cpu(), by_step.cpu()]
+        in_place = torch.zeros(8, 4099, device=device)
+        places.add(in_place)
+        buffer.apply_by_step(in_place[:6], [0, 3, 5])
+        results += [packed.cpu(), by_step.cpu(), in_place[:6].cpu()]
+        assert not in_place[6:].any()
     assert all(torch.equal(result, results[0]) for result in results)
