@@ -16,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 
 from harness.cli import main
 from harness.errors import ConfigError
@@ -104,6 +105,8 @@ def whole(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Pat
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["harness.cli", "harness.results.report"])
 """Its processes have imported everything when they begin."""
+SPAWN = multiprocessing.get_context("spawn")
+"""For GPUs: one of those imports asks for them, and CUDA serves no fork of a process that did."""
 
 
 class Process:
@@ -111,7 +114,8 @@ class Process:
 
     def __init__(self, folder: Path, *arguments: str, script: str = "") -> None:
         self.out = folder / "printed.txt"
-        self.inner = SERVER.Process(target=_run, args=(folder, self.out, script, arguments))
+        given = folder, self.out, script, arguments
+        self.inner = (SPAWN if on_gpu(arguments) else SERVER).Process(target=_run, args=given)
         self.inner.start()
 
     def wait(self) -> int:
@@ -123,6 +127,11 @@ class Process:
     @property
     def printed(self) -> str:
         return self.out.read_text()
+
+
+def on_gpu(arguments: Sequence[str]) -> bool:
+    """Whether a run with these arguments takes a GPU."""
+    return torch.cuda.is_available() and "pair.device=cpu" not in arguments
 
 
 def _run(folder: Path, out: Path, script: str, arguments: Sequence[str]) -> None:

@@ -9,14 +9,14 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from textwrap import dedent
 
 import pandas as pd
-import torch
 
 from harness.cli import main
-from tests.test_durability import Process
+from tests.test_durability import SPAWN, Process, on_gpu
 
 ITEMS = [
     {"id": "choice", "prompt": "A way?", "choice": ["a long way home", "a long way off"]},
@@ -68,10 +68,12 @@ class Rank:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
-        if "pair.device=cpu" in arguments or not torch.cuda.is_available():
+        context: BaseContext = SPAWN
+        if not on_gpu(arguments):
             environment["CUDA_VISIBLE_DEVICES"] = ""  # else ranks run on GPUs only
+            context = SERVER
         given = folder, self._out, environment, script, arguments
-        self.inner = SERVER.Process(target=_run, args=given, daemon=True)
+        self.inner = context.Process(target=_run, args=given, daemon=True)
         self.inner.start()
 
     def wait(self, timeout_s: float = 120) -> int | None:
