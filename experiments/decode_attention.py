@@ -28,6 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from experiments.study import Study, failure, run_study
+from harness.captures import Captures
 from harness.clock import Clock
 from harness.models.attention import (
     mask_by_head,
@@ -36,7 +37,6 @@ from harness.models.attention import (
 )
 from harness.models.causal_lm import see_causally
 from harness.results.table import NONE, Table, print_tables
-from harness.static_logits import Captures
 
 DEFAULTS = {
     "rows": "1,8,32",

@@ -28,12 +28,12 @@ class Pass:
 
     Attributes:
         steps, requests: its rows.
-        talk_us: by strategy, what the phases of ``Ranks.clock`` took, µs.
+        agree_us: by strategy, what the ranks took to compare where they stand, µs.
     """
 
     steps: pd.DataFrame
     requests: pd.DataFrame
-    talk_us: dict[str, dict[str, float]]
+    agree_us: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -130,15 +130,13 @@ def _decode(run: Run, recorder: Recorder, ranks: Ranks) -> Pass:
     recorder.requests.clear()
     ranks.clock.take()
     turn = run.config.engine.turn
-    talk_us: dict[str, dict[str, float]] = {name: {} for name in run.names}
+    agree_us = dict.fromkeys(run.names, 0.0)
     for start in range(0, len(run.requests), turn):
         for loop in run.loops:
             loop.run(run.requests[start : start + turn])
-            talk = talk_us[loop.strategy.name]
-            for phase, us in ranks.clock.take().items():
-                talk[phase] = talk.get(phase, 0.0) + us
+            agree_us[loop.strategy.name] += ranks.clock.take().get("agree", 0.0)
     steps, requests = recorder.frames()
-    return Pass(steps, requests, talk_us)
+    return Pass(steps, requests, agree_us)
 
 
 def _receive(rank: Worker) -> Pass | Failure | None:

@@ -6,8 +6,8 @@ A target of random weights in the shape of an 8B Llama (32 query and 8 key/value
 half of its 32 layers, which are made and read quickly) and a draft of one layer and a quarter of
 the width are made in a temporary folder, over the vocabulary of ``tokenizer``; nothing of them is
 kept. Random weights under a grammar and a token limit write nonsense, and next to no draft is
-accepted: read the costs, not the counts. All run eagerly, as ranks do (``engine.mode``): where
-launching a layer takes longer than reading its weights, sharing them out gains nothing.
+accepted: read the costs, not the counts. With ``mode=eager``, launching a layer takes longer than
+reading its weights, and sharing them out gains nothing.
 
 All numbers of ranks decode the same requests in the same batches, passes in turn. Grammar work is
 done by every rank; behind each step the ranks compare where they stand (``agree``, which counts in
@@ -15,7 +15,8 @@ no rate). Prints tables and writes ``scaling_tp.json`` (and the tables as Markdo
 Settings (``name=value``): ``tp`` (the first is what the others are compared with), ``slots``,
 ``turns`` (batches of full slots), ``passes``, ``strategies``, ``workload``, ``path``, ``limit``
 (new tokens), ``whitespace``, ``tokenizer`` (a pair's target), ``layers``, ``hidden``, ``heads``,
-``kv_heads``, ``timeout`` (``engine.tp_timeout_s``), ``device``, ``out``.
+``kv_heads``, ``mode`` (``engine.mode``), ``timeout`` (``engine.tp_timeout_s``), ``device``,
+``out``.
 """
 
 from __future__ import annotations
@@ -61,13 +62,13 @@ DEFAULTS = {
     "hidden": "4096",
     "heads": "32",
     "kv_heads": "8",
+    "mode": "auto",
     "timeout": "60",
     "device": "auto",
 }
 CONTEXT, SEED = 2048, 0
 DRAFT_SHARE = 4
 """The draft's width and heads are the target's by this."""
-TALK = ("decide", "vote", "agree")
 SPEED = {
     "tp": "devices that share the target",
     "tok/s": "output tokens / time of rank 0's steps; median of the passes (1/s)",
@@ -83,8 +84,6 @@ TIME = {
     "grammar": "grammar work on the CPU, rank 0 (µs per verify step)",
     "slowest": "the same on the rank where it takes longest (µs)",
     "host": "everything else, rank 0 (µs per verify step)",
-    "decide": "rank 0 tells what it has chosen, part of verify and draft (µs per step)",
-    "hear": "the others hear it, their wait for rank 0 included (µs per step)",
     "agree": "the ranks compare where they stand, rank 0, in no rate (µs per step)",
 }
 
@@ -200,7 +199,7 @@ def configuration(count: int, slots: int, settings: Mapping[str, str], folder: P
             draft_tokens=DRAFT_TOKENS,
             turn=slots,
             threads=max(1, cores() // most),
-            mode="eager",
+            mode=settings["mode"],
             tp=count,
             tp_timeout_s=float(settings["timeout"]),
         ),
@@ -238,11 +237,10 @@ def per_step(rank: Pass, name: str) -> dict[str, float]:
     rows = rank.steps[rank.steps["strategy"] == name]
     prompts, verify = rows[rows["prefill"]], rows[~rows["prefill"]]
     spent = verify[TIMES].sum() / max(1, verify["tick"].nunique())
-    talk = rank.talk_us.get(name, {})
     return {
         "prefill_us": float(prompts["verify_us"].sum() / max(1, prompts["tick"].nunique())),
         **{key: float(spent[key]) for key in TIMES},
-        **{f"{key}_us": talk.get(key, 0.0) / max(1, rows["tick"].nunique()) for key in TALK},
+        "agree_us": rank.agree_us[name] / max(1, rows["tick"].nunique()),
     }
 
 
@@ -261,7 +259,7 @@ def speed_table(slots: int, measured: Mapping[str, Any]) -> Table:
         for line in lines
     )
     docs = ("strategy that ran", *SPEED.values())
-    return Table(f"Speed: {slots} slots, eager", ("strategy", *SPEED), docs, rows)
+    return Table(f"Speed: {slots} slots", ("strategy", *SPEED), docs, rows)
 
 
 def time_table(slots: int, measured: Mapping[str, Any]) -> Table:
@@ -269,9 +267,8 @@ def time_table(slots: int, measured: Mapping[str, Any]) -> Table:
     rows = []
     for name, lines in measured["measured"].items():
         for line in lines:
-            zero, *others = line["by_rank"]
+            zero = line["by_rank"][0]
             slowest = max(each["grammar_us"] for each in line["by_rank"])
-            hear = max((each["decide_us"] for each in others), default=0.0)
             rows.append(
                 (
                     name,
@@ -280,8 +277,6 @@ def time_table(slots: int, measured: Mapping[str, Any]) -> Table:
                     f"{zero['grammar_us']:.0f}",
                     f"{slowest:.0f}",
                     f"{zero['host_us']:.0f}",
-                    f"{zero['decide_us']:.0f}",
-                    f"{hear:.0f}",
                     f"{zero['agree_us']:.0f}",
                 )
             )

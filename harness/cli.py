@@ -155,6 +155,7 @@ def follow(config: Config, ranks: Ranks) -> None:
     """
     with ranks.together():
         run = Run(config, Recorder(), lambda _: None, ranks=ranks)
+    run.warm_up()
     run.go()
 
 

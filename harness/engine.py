@@ -33,7 +33,7 @@ class EngineConfig:
             and ``slots`` of its own; on CUDA each has a device to itself. With ``threads`` 0 they
             share the cores.
         tp: devices that share the target (tensor parallelism), one process each, which
-            ``torchrun --nproc-per-node`` starts. They run eagerly.
+            ``torchrun --nproc-per-node`` starts.
         tp_timeout_s: how long one of them waits for another in a step.
     """
 
@@ -82,14 +82,6 @@ class EngineConfig:
             )
         if self.tp_timeout_s <= 0:
             raise ConfigError(f"engine.tp_timeout_s: {self.tp_timeout_s} is not above 0; raise it")
-        single = {
-            "mode: graphs": self.mode == "graphs",
-            "compile": self.compile,
-            "profile": self.profile,
-        }
-        for name, chosen in single.items():
+        for name, chosen in {"compile": self.compile, "profile": self.profile}.items():
             if chosen and self.tp > 1:
-                raise ConfigError(
-                    f"engine.{name}: not with engine.tp={self.tp}, which runs eagerly and on all "
-                    "ranks alike; leave it out"
-                )
+                raise ConfigError(f"engine.{name}: not with engine.tp={self.tp}; leave it out")

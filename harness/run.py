@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from harness.admission import Grammars
+from harness.captures import Captures
 from harness.clock import Clock
 from harness.config import Config, chosen, options_of
 from harness.core import Finish, Request, RequestTrace, Sequence, StepTrace
@@ -37,7 +38,7 @@ from harness.parallel.ranks import ALONE, Ranks
 from harness.results.record import Recorder
 from harness.results.table import Table
 from harness.results.viewer.tokens import TokenTexts, token_texts, used_ids
-from harness.static_logits import Captures, Places
+from harness.static_logits import Places
 from harness.text import Codec, HFCodec, canonical_share, output_text
 from harness.workloads.item import Item, to_request
 from harness.workloads.loaders import load
@@ -359,7 +360,7 @@ class Run:
         """A model as ``engine.mode`` wants it."""
         engine = self.config.engine
         eager = CausalLM(model, pair.vocab_size, engine.slots, self.max_length)
-        on_cuda = eager.device.type == "cuda" and self._ranks.size == 1
+        on_cuda = eager.device.type == "cuda"
         if engine.mode == "graphs" or (engine.mode == "auto" and on_cuda):
             return StaticLM(eager, 1 + engine.draft_tokens, self._places, engine.compile)
         return eager

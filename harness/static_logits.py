@@ -11,63 +11,18 @@ from collections.abc import Callable, Sequence
 import torch
 
 from harness.bitmask import mask_rows, upload, words
-from harness.clock import Clock
+from harness.captures import Captures
 from harness.core import PAD
 from harness.draft_vocabulary import DraftVocabulary
 from harness.parallel.ranks import ALONE, Ranks
 from harness.step_masks import StepMasks
 
-WARM_UPS = 2
-"""Runs before a capture: they allocate, choose kernels and compile."""
 EVERY_TOKEN = -1
 """A mask word that allows all of its tokens."""
 
 Work = Callable[..., torch.Tensor]
 """From logits ``[R, vocab]`` and arguments with a row for each of theirs to a result whose last
 dimension is the rows. Equal work is captured once."""
-
-
-class Captures:
-    """Turns device work into CUDA graphs, and counts them.
-
-    Args:
-        clock: takes the time of captures out of the step that needs them, as ``capture``.
-
-    Attributes:
-        graphs: captured so far (on a CPU: what would be).
-        capture_s: time to warm up, compile and capture them, s.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self.graphs, self.capture_s = 0, 0.0
-        self._clock = clock
-
-    def graph(self, body: Callable[[], None], device: torch.device) -> Callable[[], None]:
-        """Capture ``body`` and return its replay; without CUDA, ``body`` itself.
-
-        Args:
-            body: launches work on tensors that stay where they are. It is run before the
-                capture, so running it more than once must do no harm.
-            device: where the work runs.
-        """
-        with self._clock.span("capture") as span:
-            replay = _captured(body, device) if device.type == "cuda" else body
-        self.graphs += 1
-        self.capture_s += span.us / 1e6
-        return replay
-
-
-def _captured(body: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UPS):
-            body()
-    torch.cuda.current_stream(device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        body()
-    return graph.replay
 
 
 class Mailbox:
@@ -143,10 +98,13 @@ class Errand:
         work: what is done.
         logits: the static logits, R rows.
         arguments: the first ones.
+        ranks: that do the work; what comes of it is rank 0's.
     """
 
-    def __init__(self, work: Work, logits: torch.Tensor, arguments: Sequence[torch.Tensor]) -> None:
-        self._work, self._logits = work, logits
+    def __init__(
+        self, work: Work, logits: torch.Tensor, arguments: Sequence[torch.Tensor], ranks: Ranks
+    ) -> None:
+        self._work, self._logits, self._ranks = work, logits, ranks
         self._inboxes = [Inbox(len(logits), each, logits.device) for each in arguments]
         self._mailbox = Mailbox(self._result())
 
@@ -167,7 +125,8 @@ class Errand:
         return self._mailbox.read()
 
     def _result(self) -> torch.Tensor:
-        return self._work(self._logits, *(inbox.values for inbox in self._inboxes))
+        result = self._work(self._logits, *(inbox.values for inbox in self._inboxes))
+        return self._ranks.decided(result)
 
 
 class StaticLogits:
@@ -177,12 +136,18 @@ class StaticLogits:
         logits: fp32 ``[R, vocab]``; each forward writes the rows that it wants to the front.
         captures: makes the graphs.
         pruned: what the logits stand for, if not for all tokens.
+        ranks: that act on them; what rank 0 chooses counts for all.
     """
 
     def __init__(
-        self, logits: torch.Tensor, captures: Captures, pruned: DraftVocabulary | None = None
+        self,
+        logits: torch.Tensor,
+        captures: Captures,
+        pruned: DraftVocabulary | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.logits, self._captures, self._pruned = logits, captures, pruned
+        self.logits, self._captures = logits, captures
+        self._pruned, self._ranks = pruned, ranks
         rows, vocab_size = logits.shape
         shape = rows, words(vocab_size if pruned is None else pruned.vocab_size)
         cuda = logits.is_cuda
@@ -242,7 +207,7 @@ class StaticLogits:
         """
         key = work, len(arguments)
         if key not in self._errands:
-            self._errands[key] = Errand(work, self.logits, arguments)
+            self._errands[key] = Errand(work, self.logits, arguments, self._ranks)
         errand = self._errands[key]
         errand.load(arguments)
         self._run(key, errand.body)
@@ -280,7 +245,8 @@ class Places:
             logits: fp32 ``[R, vocab]``, or ``[R, draft_vocab]`` of a pruned head.
             pruned: what they stand for, if not for all tokens.
         """
-        self._by_address[logits.data_ptr()] = StaticLogits(logits, self.captures, pruned)
+        place = StaticLogits(logits, self.captures, pruned, self.ranks)
+        self._by_address[logits.data_ptr()] = place
 
     def find(self, logits: torch.Tensor) -> StaticLogits | None:
         """The place whose first rows ``logits`` are, if they are."""
@@ -302,12 +268,12 @@ def choose(
     place = places.find(logits) if places else None
     if place is None:
         return decide(work(logits, *(_beside(logits, each) for each in arguments)), places)
-    return decide(place.choose(work, arguments)[..., : len(logits)], places)
+    return place.choose(work, arguments)[..., : len(logits)]
 
 
 def decide(values: torch.Tensor, places: Places | None) -> torch.Tensor:
     """``values`` on the CPU, for the loop to act on: rank 0's, on every rank."""
-    return places.ranks.decided(read_back(values)) if places else read_back(values)
+    return read_back(places.ranks.decided(values) if places else values)
 
 
 def _beside(logits: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

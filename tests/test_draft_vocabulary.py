@@ -8,12 +8,13 @@ from hypothesis import given, settings, strategies as st
 
 from harness.argmax import largest_allowed
 from harness.bitmask import WORD_BITS, words
+from harness.captures import Captures
 from harness.clock import Clock
 from harness.core import PAD
 from harness.draft_vocabulary import DraftVocabulary
 from harness.errors import MatcherError
 from harness.grammar.masks import MaskBuffer
-from harness.static_logits import Captures, Places, choose
+from harness.static_logits import Places, choose
 
 CPU = torch.device("cpu")
 DEVICES = [

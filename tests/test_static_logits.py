@@ -7,12 +7,13 @@ import torch
 
 from harness.argmax import largest, leads
 from harness.bitmask import WORD_BITS, words
+from harness.captures import Captures
 from harness.clock import Clock
 from harness.core import PAD, Proposal, Verdict
 from harness.models.sampling import Sampling, probabilities
 from harness.models.verification import VerifyBatch
 from harness.models.verifiers import MatchOwnSample, RejectionSampling, TargetOnly, Verifier
-from harness.static_logits import Captures, Places, choose
+from harness.static_logits import Places, choose
 
 DEVICES = [
     torch.device("cpu"),

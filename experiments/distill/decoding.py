@@ -10,6 +10,7 @@ import strategies
 from experiments.distill.masks import Governed, Grammars, MaskTable
 from experiments.distill.prompts import Record, source, to_item
 from experiments.distill.sequences import TokenSequence, sequence
+from harness.captures import Captures
 from harness.clock import Clock
 from harness.core import Request, Sequence, StepTrace
 from harness.engine import EngineConfig
@@ -22,7 +23,7 @@ from harness.models.graphs import StaticLM
 from harness.models.language_model import LanguageModel
 from harness.models.pair import Pair
 from harness.models.sampling import Sampling
-from harness.static_logits import Captures, Places
+from harness.static_logits import Places
 from harness.text import HFCodec
 from harness.workloads.item import to_request
 from strategies.base import Setup

@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from harness.argmax import largest
+from harness.captures import Captures
 from harness.models.buckets import Bucket, Buckets
 from harness.models.causal_lm import CausalLM, see_causally
 from harness.models.compiling import compile_decoder
 from harness.models.language_model import RowInput
-from harness.static_logits import Captures, Mailbox, Places
+from harness.parallel.ranks import Ranks
+from harness.static_logits import Mailbox, Places
 
 
 class StaticLM:
@@ -109,7 +111,7 @@ class StaticLM:
         station = self._chains.get((first, k))
         if station is None:
             bucket = first._replace(kept=1)
-            station = self._chains[first, k] = Chain(self.model, bucket, k)
+            station = self._chains[first, k] = Chain(self.model, bucket, k, self._places.ranks)
             station.record(self._places.captures)
         return station
 
@@ -204,13 +206,20 @@ class Forward(Station):
 class Chain(Station):
     """K greedy draft steps of a bucket.
 
+    Args:
+        model: see ``Station``.
+        bucket: see ``Station``.
+        k: drafts per row.
+        ranks: that draft alike; rank 0's drafts count. Another one's cache may hold drafts of its
+            own: what it drafts next counts as little.
+
     Attributes:
         mailbox: gets the drafts, int64 ``[rows, k]``.
     """
 
-    def __init__(self, model: CausalLM, bucket: Bucket, k: int) -> None:
+    def __init__(self, model: CausalLM, bucket: Bucket, k: int, ranks: Ranks) -> None:
         super().__init__(model, bucket)
-        self._k = k
+        self._k, self._ranks = k, ranks
         drafts = torch.empty((bucket.rows, k), dtype=torch.long, device=model.device)
         self.mailbox = Mailbox(drafts)
 
@@ -227,4 +236,4 @@ class Chain(Station):
                 tokens = pruned.target_ids(tokens)
             cells = (cells[:, -1:] + 1).clamp(max=scratch)  # an idle row stays there
             drafts.append(tokens)
-        self.mailbox.send(torch.cat(drafts, dim=1))
+        self.mailbox.send(self._ranks.decided(torch.cat(drafts, dim=1)))

@@ -8,6 +8,7 @@ from functools import cache
 import torch
 import torch.distributed as dist
 
+from harness.captures import reset_captures
 from harness.errors import ConfigError
 from harness.parallel.ranks import ALONE, Ranks, TensorParallelRanks
 
@@ -41,6 +42,7 @@ def join(tp: int, timeout_s: float, device: str) -> Ranks:
 def leave() -> None:
     """Part from the other ranks, if there are any: all is done."""
     if dist.is_initialized():
+        reset_captures()  # NCCL waits for the end of all graphs that hold its work
         dist.destroy_process_group()
 
 

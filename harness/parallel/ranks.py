@@ -2,7 +2,8 @@
 
 Every rank runs the same loop over the same requests. Where the loop would act on something that
 another rank may see differently (a token, a grammar's readiness), it acts on what is said here.
-The model's own collectives run in the default process group, these in a second one, over gloo.
+The model's own collectives run in the default process group, and so does what is decided on a
+GPU; all else is said in a second one, over gloo.
 """
 
 from __future__ import annotations
@@ -38,8 +39,7 @@ class Ranks:
         rank: of this process; 0 decides, writes and prints.
         size: number of ranks, ``engine.tp``.
         now: what this rank is doing, for errors.
-        clock: what talking takes: ``decide`` (tokens), ``vote`` (flags) and ``agree`` (what the
-            ranks compare behind a step), the wait for the others included.
+        clock: as ``agree``, what comparing behind a step takes, the wait for the others included.
     """
 
     rank, size = 0, 1
@@ -49,7 +49,8 @@ class Ranks:
         self.clock = Clock()
 
     def decided(self, values: torch.Tensor) -> torch.Tensor:
-        """Rank 0's ``values``, on every rank. On the CPU, and of one shape on all."""
+        """Rank 0's ``values``, on every rank and where they are; of one shape on all. On a GPU
+        only launched, so that a graph may hold it."""
         return values
 
     def everywhere(self, flags: Sequence[bool]) -> list[bool]:
@@ -121,8 +122,9 @@ class TensorParallelRanks(Ranks):
     def decided(self, values: torch.Tensor) -> torch.Tensor:
         """See ``Ranks``."""
         shared = values.clone(memory_format=torch.contiguous_format)
-        with self.clock.span("decide"), self._answered():
-            dist.broadcast(shared, src=0, group=self._group)
+        group = None if shared.is_cuda else self._group
+        with self._answered():
+            dist.broadcast(shared, src=0, group=group)
         return shared
 
     def everywhere(self, flags: Sequence[bool]) -> list[bool]:
@@ -130,7 +132,7 @@ class TensorParallelRanks(Ranks):
         if not flags:
             return []
         votes = torch.tensor(flags, dtype=torch.int32)
-        with self.clock.span("vote"), self._answered():
+        with self._answered():
             dist.all_reduce(votes, dist.ReduceOp.MIN, group=self._group)
         return [vote == 1 for vote in votes.tolist()]
 

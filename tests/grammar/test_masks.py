@@ -12,10 +12,11 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from harness.bitmask import apply_by_step
+from harness.captures import Captures
 from harness.clock import Clock
 from harness.errors import MatcherError
 from harness.grammar.masks import MaskBuffer
-from harness.static_logits import Captures, Places
+from harness.static_logits import Places
 
 CPU = torch.device("cpu")
 INF = torch.inf

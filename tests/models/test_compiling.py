@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from harness.captures import Captures
 from harness.clock import Clock
 from harness.models.causal_lm import CausalLM
 from harness.models.compiling import LaterPart, MergedLinear, merge_linear_layers
 from harness.models.graphs import StaticLM
 from harness.models.language_model import RowInput
-from harness.static_logits import Captures, Places
+from harness.static_logits import Places
 from tests.tiny_pair import random_llama
 
 

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from transformers import LlamaForCausalLM
 
+from harness.captures import Captures
 from harness.clock import Clock
 from harness.core import Sequence
 from harness.drafters.model import ModelDrafter, keep_confirmed
@@ -14,7 +15,7 @@ from harness.models.buckets import Bucket, Buckets
 from harness.models.causal_lm import CausalLM
 from harness.models.graphs import StaticLM, Station
 from harness.models.language_model import RowInput
-from harness.static_logits import Captures, Places
+from harness.static_logits import Places
 from tests.tiny_pair import random_llama
 from tests.toys import request, toy_table
 

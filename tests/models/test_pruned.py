@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PhiConfig, PhiForCausalLM, PreTrainedModel
 
+from harness.captures import Captures
 from harness.clock import Clock
 from harness.core import Sequence
 from harness.drafters.model import ModelDrafter
@@ -17,7 +18,7 @@ from harness.models.causal_lm import CausalLM
 from harness.models.graphs import StaticLM
 from harness.models.language_model import RowInput
 from harness.models.pair import Pair, PairConfig, load_pair
-from harness.static_logits import Captures, Places
+from harness.static_logits import Places
 from tests.pruned import HEAD, offsets, prune_folder
 from tests.tiny_pair import byte_tokenizer, save_pair
 from tests.toys import request, toy_table

@@ -186,7 +186,6 @@ def test_heads_must_be_shared_out_evenly() -> None:
     [
         ({"tp": 0}, "engine.tp: 0 is below 1"),
         ({"tp_timeout_s": 0}, "engine.tp_timeout_s: 0 is not above 0"),
-        ({"tp": 2, "mode": "graphs"}, "engine.mode: graphs: not with engine.tp=2"),
         ({"tp": 2, "compile": True}, "engine.compile: not with engine.tp=2"),
         ({"tp": 2, "profile": True}, "engine.profile: not with engine.tp=2"),
         ({"tp": 2, "dp": 3}, "engine.dp: 3 processes .* engine.tp=2"),

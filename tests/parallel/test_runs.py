@@ -39,11 +39,11 @@ SAMPLED = [
 NOISE = """
     import torch
     from harness.models.causal_lm import CausalLM
-    forward = CausalLM.forward
-    def noisy(self, inputs):
-        logits = forward(self, inputs)
+    compute = CausalLM.compute
+    def noisy(self, *given):
+        logits = compute(self, *given)
         return logits + 5 * torch.randn_like(logits)
-    CausalLM.forward = noisy
+    CausalLM.compute = noisy
 """
 
 COMPILE = """
@@ -115,6 +115,15 @@ def test_all_strategies_count_and_write_what_one_process_does(
 def test_rank_0_alone_decides_every_token(base: Path, tmp_path: Path) -> None:
     # The other one sees logits of its own: drafts, trees, second choices, all must be rank 0's.
     arguments = [*SAMPLED, f"pair.draft={base / 'borrowing'}"]
+    folder = run(tmp_path, *settings(base), *arguments, scripts=("", script(NOISE)))
+    assert_same(folder, alone(base, tmp_path / "alone", *arguments))
+
+
+def test_rank_0_decides_what_ranks_draft_in_one_go_and_run_ahead(
+    base: Path, tmp_path: Path
+) -> None:
+    # As GPUs run: a rank's draft cache may hold other drafts than rank 0's, and no one notices.
+    arguments = ["engine.mode=graphs"]
     folder = run(tmp_path, *settings(base), *arguments, scripts=("", script(NOISE)))
     assert_same(folder, alone(base, tmp_path / "alone", *arguments))
 
