@@ -57,6 +57,10 @@ class Ranks:
         """Which of the flags are true on all ranks."""
         return list(flags)
 
+    def alike(self, digest: int) -> bool:
+        """Whether all ranks have this digest, a signed 64-bit number."""
+        return True
+
     def gather(self, value: T) -> list[T]:
         """What each rank has for ``value``, by rank."""
         return [value]
@@ -135,6 +139,14 @@ class TensorParallelRanks(Ranks):
         with self._answered():
             dist.all_reduce(votes, dist.ReduceOp.MIN, group=self._group)
         return [vote == 1 for vote in votes.tolist()]
+
+    def alike(self, digest: int) -> bool:
+        """See ``Ranks``; one exchange, where ``gather`` takes several."""
+        own = torch.tensor([digest])
+        seen = [torch.empty_like(own) for _ in range(self.size)]
+        with self._answered():
+            dist.all_gather(seen, own, group=self._group)
+        return all(torch.equal(each, own) for each in seen)
 
     def gather(self, value: T) -> list[T]:
         """See ``Ranks``."""

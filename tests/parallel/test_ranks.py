@@ -43,6 +43,9 @@ class Peer(Ranks):
     def everywhere(self, flags: Sequence[bool]) -> list[bool]:
         return [flag and next(self._votes, True) for flag in flags]
 
+    def alike(self, digest: int) -> bool:
+        return self._says is None
+
     def gather(self, value: object) -> list[object]:  # type: ignore[override]
         return [value, value if self._says is None else self._says]
 
