@@ -328,6 +328,23 @@ def test_a_process_that_fails_says_why_in_one_line(
     assert finished >= {item["id"] for item in ITEMS} - set(FIRST_SHARD)
 
 
+class Short(Plain):
+    """Reads a file of its own, which ends too early."""
+
+    name = "short"
+
+    def verify_rows(self, step: Step) -> None:
+        raise EOFError("my table is cut")
+
+
+def test_a_strategy_whose_own_file_ends_is_no_line_that_ends(
+    harness: Harness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, line = ended(harness, capsys, "+strategy=tests.test_data_parallel:Short", "engine.dp=2")
+    assert status == 2
+    assert "EOFError: my table is cut" in line
+
+
 BAD_INPUT = {
     "no processes": (["engine.dp=0"], "engine.dp: 0 is below 1"),
     "a timeline of several": (["engine.dp=2", "engine.profile=true"], "engine.profile"),

@@ -119,13 +119,19 @@ def work(connection: Connection, config: Config, shard: Shard, done: Set[tuple[s
             run.go() if command == "go" else run.warm_up()
             wall_s, cpu_s = perf_counter() - wall_s, process_time() - cpu_s
             connection.send(Finished(run.facts(), wall_s, cpu_s))
-    except (EOFError, ConnectionError):
-        return  # the one that started it is gone, or has had enough
+    except (EOFError, ConnectionError) as error:
+        # The one that started it is gone, or has had enough, and hears nothing; or it is another
+        # file or line that has ended, of a strategy's, say.
+        _tell(connection, _line(error))
     except HarnessError as error:
         _tell(connection, str(error))
     except Exception as error:
         traceback.print_exc()
-        _tell(connection, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        _tell(connection, _line(error))
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def _tell(connection: Connection, reason: str) -> None:

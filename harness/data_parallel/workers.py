@@ -50,7 +50,7 @@ class Workers:
         names = devices(config.pair.device, config.engine.dp)
         self._workers: list[Worker] = []
         self.close = finalize(self, _end, self._workers)
-        with _deaf():
+        with _deaf(), _known_start_method():
             for index, device in enumerate(names):
                 shard = Shard(index, len(names))
                 self._workers.append(_start(share_of(config, device), shard, done))
@@ -118,6 +118,21 @@ def _deaf() -> Iterator[None]:
         yield
     finally:
         pthread_sigmask(SIG_SETMASK, before)
+
+
+@contextmanager
+def _known_start_method() -> Iterator[None]:
+    """A process begins by choosing the start method of the one that starts it; in joblib's pool
+    that is one of the pool's own, which a process outside of it has never heard of."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    if before is None or before in multiprocessing.get_all_start_methods():
+        yield
+        return
+    multiprocessing.set_start_method("spawn", force=True)
+    try:
+        yield
+    finally:
+        multiprocessing.set_start_method(before, force=True)
 
 
 def _receive(worker: Worker) -> Message:
