@@ -152,11 +152,17 @@ def follow(config: Config, ranks: Ranks) -> None:
 
     Raises:
         HarnessError: see ``execute``.
+        LostRank: also where this rank alone has failed, of which the others do not know why.
     """
     with ranks.together():
         run = Run(config, Recorder(), lambda _: None, ranks=ranks)
-    run.warm_up()
-    run.go()
+    try:
+        run.warm_up()
+        run.go()
+    except RanksError:
+        raise
+    except HarnessError as error:
+        raise LostRank(f"rank {ranks.rank}, in {ranks.now}: {error}") from None
 
 
 def execute(config: Config, folder: RunFolder, command: list[str], ranks: Ranks = ALONE) -> bool:

@@ -42,7 +42,7 @@ class RanksError(HarnessError):
 
 
 class LostRank(RanksError):
-    """Another rank is gone or does not answer."""
+    """A rank is gone: another one, which does not answer, or this one, for a reason of its own."""
 
 
 class RequestError(HarnessError):

@@ -252,6 +252,15 @@ def test_a_rank_whose_matcher_went_another_way_stops_the_run_with_the_step(
     assert ranks[1].printed == ""
 
 
+def test_a_rank_that_fails_for_a_reason_of_its_own_says_it(base: Path, tmp_path: Path) -> None:
+    failing = script(STEP, "from harness.errors import HarnessError; raise HarnessError('no room')")
+    ranks = start(tmp_path, *settings(base), "+strategy=plain", scripts=("", failing))
+    assert_given_up(ranks[0], until_fault(tmp_path))
+    assert ranks[1].wait() == 2
+    assert "see what that one says" in ranks[0].error
+    assert ranks[1].error == "error: rank 1, in step 12 of plain: no room"
+
+
 def test_what_rank_0_converts_the_others_find(base: Path, tmp_path: Path) -> None:
     scripts = (
         script(LOCATE, "time.sleep(0.5); Path(field).touch()"),
