@@ -163,7 +163,7 @@ class RayLauncher(Launcher):
             )
 
     def _gpus(self, ray: Any, device: str) -> float:
-        """GPUs for a job on this device."""
+        """GPUs for a job on this device; those that no machine has, Ray would wait for forever."""
         there = ray.cluster_resources().get("GPU", 0)
         wanted = self._num_gpus
         if wanted is None:
@@ -172,6 +172,15 @@ class RayLauncher(Launcher):
             raise ConfigError(
                 f"hydra.launcher.num_gpus: a job on pair.device={device} needs {wanted:g}, the Ray "
                 f"cluster has {there:g}; set pair.device=cpu, or num_gpus"
+            )
+        machines = [each["Resources"] for each in ray.nodes() if each["Alive"]]
+        if wanted and not any(
+            each.get("GPU", 0) >= wanted and each.get("CPU", 0) >= self._num_cpus
+            for each in machines
+        ):
+            raise ConfigError(
+                f"hydra.launcher.num_gpus: no machine of the Ray cluster has {wanted:g} GPUs and "
+                f"{self._num_cpus:g} cores; ask for fewer"
             )
         return wanted
 

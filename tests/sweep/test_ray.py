@@ -132,5 +132,8 @@ def test_what_no_machine_has_is_refused_instead_of_waited_for() -> None:
         launcher._check_room(GPUS)
     with pytest.raises(ConfigError, match=r"pair.device=cuda needs 1, the Ray cluster has 0"):
         launcher._gpus(NO_GPUS, "cuda")
+    apart = Resources({"CPU": 9, "GPU": 1}, {"CPU": 4, "GPU": 2})
+    with pytest.raises(ConfigError, match=r"no machine of the Ray cluster has 2 GPUs and 9 cores"):
+        RayLauncher(address=None, num_cpus=9, num_gpus=2, max_retries=3)._gpus(apart, "cuda")
     with pytest.raises(ConfigError, match=r"hydra.launcher.num_gpus"):
         RayLauncher(address=None, num_cpus=1, num_gpus=-1, max_retries=3)
