@@ -56,7 +56,8 @@ class SlurmLauncher(BaseSubmititLauncher):  # type: ignore[misc]
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        """Submit all jobs as one array, and wait for them.
+        """Submit all jobs as one array, and wait for them. An interrupt cancels them: a resume
+        would else find them in the queue still.
 
         Returns:
             What became of each; one whose process died has failed with submitit's reason.
@@ -75,7 +76,12 @@ class SlurmLauncher(BaseSubmititLauncher):  # type: ignore[misc]
         except submitit.core.utils.FailedJobError as error:
             reason = " ".join(str(error).split())
             raise ConfigError(f"hydra/launcher: Slurm does not take the jobs ({reason})") from None
-        return [_result(job) for job in jobs]
+        try:
+            return [_result(job) for job in jobs]
+        except KeyboardInterrupt:
+            for job in jobs:
+                job.cancel(check=False)
+            raise
 
     def executor(self) -> submitit.AutoExecutor:
         """Submitit's executor, with all parameters.

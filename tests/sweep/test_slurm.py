@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -83,3 +84,18 @@ def test_without_slurm_it_is_one_line(sweep: Command, capsys: pytest.CaptureFixt
     assert sweep("+strategy=plain", "hydra/launcher=slurm") == 2
     assert "there is no Slurm on this machine (no srun)" in capsys.readouterr().err
     assert not list(Path().glob("runs/*"))
+
+
+@pytest.mark.usefixtures("slurm")
+def test_an_interrupt_takes_the_jobs_out_of_the_queue(
+    sweep: Command, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scancel = here / "bin" / "scancel"
+    scancel.write_text('#!/bin/bash\necho "$@" >>cancelled\n')
+    scancel.chmod(0o755)
+    (here / "bin" / "sbatch").write_text("#!/bin/bash\necho Submitted batch job 7\n")  # all wait
+    monkeypatch.setattr(
+        "submitit.core.core.Job.results", lambda _: signal.raise_signal(signal.SIGINT)
+    )
+    assert sweep("+strategy=plain,vllm", "hydra/launcher=slurm") == 130
+    assert (here / "cancelled").read_text().split() == ["7_0", "7_1"]
