@@ -44,6 +44,7 @@ from harness.results.trackers import EXIT_UNTRACKED, find_tracker, track
 from harness.run import Run, all_failed
 from harness.sweep import plugins
 from harness.sweep.attempt import attempt, job_of_this_process
+from harness.sweep.folder import is_sweep
 from harness.timeline import TIMELINE, write_timeline
 
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
@@ -301,10 +302,10 @@ def _what_is_kept(folder: RunFolder, recorder: Recorder, ranks: Ranks) -> Iterat
 def _kept(folder: RunFolder, recorder: Recorder, ranks: Ranks) -> str:
     if not folder.path.exists():
         return "no request had finished, nothing is kept"
-    return (
-        f"{len(recorder.requests)} finished requests are kept; "
-        f"continue with `{launcher(ranks.size)} resume={folder.path}`"
-    )
+    command = f"{launcher(ranks.size)} resume={folder.path}"
+    if is_sweep(sweep := folder.path.parent):
+        command = f"python -m harness.sweep resume {sweep}"
+    return f"{len(recorder.requests)} finished requests are kept; continue with `{command}`"
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def join(tp: int, timeout_s: float, device: str) -> Ranks:
         ConfigError: this process was not started as one of ``tp``, or has no device of its own.
         LostRank: the others do not come.
     """
-    started = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+    started = started_ranks()
     if started != tp:
         remedy = f"set engine.tp={started}"
         if started == 1:
@@ -44,6 +44,11 @@ def leave() -> None:
     if dist.is_initialized():
         reset_captures()  # NCCL waits for the end of all graphs that hold its work
         dist.destroy_process_group()
+
+
+def started_ranks() -> int:
+    """How many ranks ``torchrun`` has started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
 
 
 def own_rank() -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import shutil
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -57,15 +59,29 @@ def attempt(sweep: SweepFolder, job: Job, composed: DictConfig, execute: Execute
     print(f"job {job}", file=sys.stderr)
     tracked = True
     try:
-        tracked = execute(*_begin(job, composed), sweep.command)
+        with _alone():
+            tracked = execute(*_begin(job, composed), sweep.command)
     except HarnessError as error:
         _failed(job, str(error))
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a strategy may call `sys.exit`
         lines = str(error).splitlines() or [""]
         _failed(job, f"{type(error).__name__}: {lines[0]}", traceback.format_exc())
     else:
         job.error_path.unlink(missing_ok=True)
     return tracked
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Jobs that one process runs one after the other find nothing of each other: neither
+    ``engine.threads`` nor, where they count their own, the peak of the GPU's memory."""
+    threads = torch.get_num_threads()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _failed(job: Job, reason: str, details: str = "") -> None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from harness.errors import ConfigError
 from harness.results.schema import request_schema, step_schema
 from harness.sweep.folder import Job, SweepFolder
 
@@ -28,18 +29,33 @@ OVERRIDE = "override."
 
 
 def collect(sweep: SweepFolder) -> None:
-    """Write ``requests/`` and ``steps/`` anew: what an earlier attempt left in them goes."""
+    """Write ``requests/`` and ``steps/`` anew: what an earlier attempt left in them goes.
+
+    Raises:
+        ConfigError: they cannot be written.
+    """
     columns = differing(sweep.jobs)
-    for table in TABLES:
-        half, whole = sweep.path / f".{table}", sweep.path / table
-        shutil.rmtree(half, ignore_errors=True)
-        half.mkdir()
-        for job in sweep.finished:
-            part = half / f"job={job.number}"
-            part.mkdir()
-            pq.write_table(_rows(job, table, columns), part / "part.parquet")
-        shutil.rmtree(whole, ignore_errors=True)
-        half.rename(whole)
+    try:
+        for table in TABLES:
+            _collect(sweep, table, columns)
+    except OSError as error:
+        raise ConfigError(
+            f"{sweep.path}: the rows of its jobs cannot be put together "
+            f"({error.strerror or error}); make room, then "
+            f"`python -m harness.sweep resume {sweep.path}`"
+        ) from None
+
+
+def _collect(sweep: SweepFolder, table: str, columns: pd.DataFrame) -> None:
+    half, whole = sweep.path / f".{table}", sweep.path / table
+    shutil.rmtree(half, ignore_errors=True)
+    half.mkdir()
+    for job in sweep.finished:
+        part = half / f"job={job.number}"
+        part.mkdir()
+        pq.write_table(_rows(job, table, columns), part / "part.parquet")
+    shutil.rmtree(whole, ignore_errors=True)
+    half.rename(whole)
 
 
 def differing(jobs: Sequence[Job]) -> pd.DataFrame:

@@ -13,8 +13,11 @@ be killed at any moment, so that nobody is left to tell.
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -87,8 +90,17 @@ class Job:
             reason: one line.
             details: a traceback, where the reason alone does not explain it.
         """
-        self.error_path.parent.mkdir(parents=True, exist_ok=True)
-        self.error_path.write_text(f"{reason}\n{details}", encoding="utf-8")
+        with suppress(OSError):  # a full disk: it counts as unfinished, and the others go on
+            self.error_path.parent.mkdir(parents=True, exist_ok=True)
+            self.error_path.write_text(f"{reason}\n{details}", encoding="utf-8")
+
+    def renew(self) -> None:
+        """Count as failed no more, before it runs again: whoever is killed meanwhile must not
+        leave the reason of an earlier attempt. Tables in which every request failed go with it."""
+        if self.state is State.FAILED:
+            if not self.folder.journal_path.is_file():
+                shutil.rmtree(self.folder.path, ignore_errors=True)
+            self.error_path.unlink()
 
     def __str__(self) -> str:
         label = " ".join(self.differing)
@@ -103,7 +115,8 @@ class SweepFolder:
         path: the folder.
         name: that it had when it was made; its run folders are named after it.
         manifest: command, versions, hardware and commit of the process that began it.
-        arguments: all overrides of the command, those for Hydra and its launcher included.
+        arguments: all overrides of the command, those for Hydra and its launcher included, and
+            its ``--config-dir``.
         jobs: by number.
     """
 
@@ -126,7 +139,7 @@ class SweepFolder:
         Args:
             path: the folder.
             manifest: as ``results.manifest.manifest`` returns it.
-            arguments: all overrides of the command.
+            arguments: see the attribute.
             jobs: the overrides of each job.
         """
         content = {
@@ -174,6 +187,20 @@ class SweepFolder:
             for number, each in enumerate(overrides)
         )
         return cls(path, name, content["manifest"], tuple(content["arguments"]), tuple(jobs))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No other process runs the sweep meanwhile: two would take each other's jobs for failed.
+
+        Raises:
+            ConfigError: one does.
+        """
+        with (self.path / MANIFEST).open("r+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"{self.path} is still running; wait for it") from None
+            yield
 
     @property
     def command(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobStatus
 from hydra.plugins import sweeper
@@ -18,6 +20,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 from harness.errors import ConfigError
+from harness.parallel.launch import started_ranks
 from harness.results.manifest import manifest
 from harness.results.record import RunFolder
 from harness.results.trackers import EXIT_UNTRACKED
@@ -55,8 +58,14 @@ class Sweeper(sweeper.Sweeper):
         """See ``hydra.plugins.sweeper.Sweeper``.
 
         Raises:
-            ConfigError: the folder cannot be made, or is no sweep to resume.
+            ConfigError: the folder cannot be made, or is no sweep to resume; or each of several
+                ranks would run the whole sweep.
         """
+        if (ranks := started_ranks()) > 1:
+            raise ConfigError(
+                f"engine.tp: {ranks} ranks started, but a job of a sweep is one process; start the "
+                "sweep with `python -m harness -m`"
+            )
         if config.resume is not None:
             raise ConfigError(
                 "resume: that goes on with one run; for a sweep, `python -m harness.sweep resume "
@@ -82,17 +91,19 @@ class Sweeper(sweeper.Sweeper):
             arguments: the overrides of the command.
 
         Raises:
-            HarnessError: the launcher cannot work.
+            HarnessError: the launcher cannot work, the rows cannot be written, or another process
+                runs this sweep.
             HydraException: a job cannot be composed; none has begun.
             KeyboardInterrupt: it was interrupted; the message says how to go on.
         """
         with self._nothing_left_behind():
             sweep = self._begin(arguments) if self._resume is None else SweepFolder.open(self._path)
-            try:
-                self._run([job for job in sweep.jobs if job.state is not State.FINISHED])
-            except KeyboardInterrupt:
-                raise KeyboardInterrupt("\n".join(sweep.lines())) from None
-        collect(sweep)
+            with sweep.held(), _terminated_like_interrupted():
+                try:
+                    self._run([job for job in sweep.jobs if job.state is not State.FINISHED])
+                except KeyboardInterrupt:
+                    raise KeyboardInterrupt("\n".join(sweep.lines())) from None
+                collect(sweep)
         complete = len(sweep.finished) == len(sweep.jobs)
         print("\n".join(sweep.lines()), file=sys.stdout if complete else sys.stderr)
         if not complete:
@@ -109,12 +120,22 @@ class Sweeper(sweeper.Sweeper):
             [*(f"{name}={values}" for name, values in self._params.items()), *arguments]
         )
         (jobs,) = BasicSweeper.split_arguments(overrides, None)
+        if not jobs:
+            empty = next(each for each in overrides if each.is_sweep_override() and not _any(each))
+            raise ConfigError(f"{empty.input_line}: a sweep over no value has no jobs; give one")
         self.validate_batch_is_legal(jobs)
-        given = [*self.config.hydra.overrides.hydra, *arguments]
+        folders = [
+            f"--config-dir={each.path}"
+            for each in self.config.hydra.runtime.config_sources
+            if each.provider == "command-line"
+        ]
+        given = [*folders, *self.config.hydra.overrides.hydra, *arguments]
         command = [sys.executable, *sys.orig_argv[1:]]
         return SweepFolder.write(self._path, manifest(command), given, jobs)
 
     def _run(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            job.renew()
         batch = self._batch_size or max(1, len(jobs))
         for start in range(0, len(jobs), batch):
             self._launch(jobs[start : start + batch])
@@ -154,6 +175,21 @@ class Sweeper(sweeper.Sweeper):
             ):
                 shutil.rmtree(self._path)
             raise
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM is taken for Ctrl-C: the processes of a pool would outlive one that dies of it."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _any(override: Override) -> bool:
+    """Whether there is a value to sweep over."""
+    return next(override.sweep_string_iterator(), None) is not None
 
 
 def launched(job: Job) -> list[str]:
