@@ -243,7 +243,7 @@ class Run:
         return {
             "pair": self._pair_name,
             "dtype": self._dtype,
-            "device": str(self._target.device),
+            "device": self._target.device.type,  # which of several is no setting
             "slots": engine.slots,
             "K": engine.draft_tokens,
             "drafter": self.config.drafter.label,

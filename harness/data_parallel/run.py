@@ -102,20 +102,19 @@ class DataParallelRun:
 
     def setup(self) -> dict[str, Any]:
         """See ``Run``."""
-        used = dict.fromkeys(each.setup["device"] for each in self._ready)
-        return {**self._ready[0].setup, "device": ", ".join(used), "dp": len(self._ready)}
+        return {**self._ready[0].setup, "dp": len(self._ready)}
 
     def facts(self) -> dict[str, Any]:
         """What all processes came to together, and what each did; see ``Throughput`` and ``Run``.
         Of a process that was cut short only what the rows tell."""
-        together = self._throughputs()
+        together, names = self._throughputs(), self._workers.devices
         workers: list[dict[str, Any]] = [
             {
-                "device": ready.setup["device"],
+                "device": device,
                 "items": len(ready.mine),
                 "seconds": {name: each.seconds[index] for name, each in together.items()},
             }
-            for index, ready in enumerate(self._ready)
+            for index, (device, ready) in enumerate(zip(names, self._ready, strict=True))
         ]
         for worker, finished in zip(workers, self._finished, strict=False):
             worker |= {**finished.facts, "wall_s": finished.wall_s, "cpu_s": finished.cpu_s}

@@ -39,6 +39,7 @@ class Workers:
         done: strategy and id of each request that has ended before.
 
     Attributes:
+        devices: of each, by shard.
         ready: what each has told of itself, by shard.
         close: end the processes, whatever they do.
 
@@ -47,12 +48,12 @@ class Workers:
     """
 
     def __init__(self, config: Config, done: Set[tuple[str, str]]) -> None:
-        names = devices(config.pair.device, config.engine.dp)
+        self.devices = devices(config.pair.device, config.engine.dp)
         self._workers: list[Worker] = []
         self.close = finalize(self, _end, self._workers)
         with _deaf(), _known_start_method():
-            for index, device in enumerate(names):
-                shard = Shard(index, len(names))
+            for index, device in enumerate(self.devices):
+                shard = Shard(index, len(self.devices))
                 self._workers.append(_start(share_of(config, device), shard, done))
         try:
             replies = self._replies(_no_entry)

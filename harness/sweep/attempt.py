@@ -6,7 +6,7 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from harness.config import Config, typed
 from harness.errors import HarnessError
 from harness.results.record import RunFolder
 from harness.sweep.folder import Job, State, SweepFolder, is_sweep
+from harness.sweep.gpus import gives_none, own_gpus
 
 Execute = Callable[[Config, RunFolder, list[str]], bool]
 """Runs a config in its folder, or the rest of it; whether the tracker took it."""
@@ -59,8 +60,9 @@ def attempt(sweep: SweepFolder, job: Job, composed: DictConfig, execute: Execute
     print(f"job {job}", file=sys.stderr)
     tracked = True
     try:
-        with _alone():
-            tracked = execute(*_begin(job, composed), sweep.command)
+        config, folder = _begin(job, composed)
+        with _own_gpus(sweep, config), _alone():
+            tracked = execute(config, folder, sweep.command)
     except HarnessError as error:
         _failed(job, str(error))
     except (Exception, SystemExit) as error:  # a strategy may call `sys.exit`
@@ -69,6 +71,12 @@ def attempt(sweep: SweepFolder, job: Job, composed: DictConfig, execute: Execute
     else:
         job.error_path.unlink(missing_ok=True)
     return tracked
+
+
+def _own_gpus(sweep: SweepFolder, config: Config) -> AbstractContextManager[None]:
+    if gives_none(HydraConfig.get().launcher):
+        return own_gpus(sweep.path, config.pair.device, config.engine.dp)
+    return nullcontext()
 
 
 @contextmanager
