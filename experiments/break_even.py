@@ -77,7 +77,8 @@ def _map(words: Sequence[str]) -> int:
     if not isinstance(getattr(asked.costs, name, None), float):
         raise ConfigError(f"y: {name!r} is no cost in µs; sync_us and mask_us are")
     ratios, values = (
-        [number(key, word) for word in settings[key].split(",")] for key in ("ratios", "values")
+        list(dict.fromkeys(number(key, word) for word in settings[key].split(",")))
+        for key in ("ratios", "values")
     )
     constrained = steps[steps["strategy"] != CEILING]
     cells = speeds(constrained, asked.costs, ratios, name, values, asked.copies)
@@ -89,8 +90,13 @@ def _map(words: Sequence[str]) -> int:
     print(f"- across: draft / target forward; down: {name}, then the sync_us below which")
     print(f"  {GUIDED} beats a strategy (– = never)\n")
     print_tables(tables)
-    if settings["out"]:
-        Path(settings["out"]).write_text("\n".join(map(to_markdown, tables)), encoding="utf-8")
+    if out := settings["out"]:
+        try:
+            Path(out).write_text("\n".join(map(to_markdown, tables)), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"out: {out} cannot be written ({error.strerror}); name another file"
+            ) from None
     return 0
 
 

@@ -12,10 +12,8 @@ from harness.drafters.length import Length
 from harness.errors import ConfigError
 from harness.models.draws import ORACLE, uniforms
 from harness.models.sampling import Sampling
+from harness.results.metrics import PLAIN
 from harness.results.record import RunFolder
-
-PLAIN = "plain"
-"""The strategy whose outputs are replayed."""
 
 References = Mapping[str, SequenceOf[int]]
 """By request id, the output that is right."""

@@ -72,21 +72,23 @@ class Snapshot:
         folder = RunFolder.open(path)
         manifest = folder.manifest()
         try:
-            config = OmegaConf.to_container(OmegaConf.load(path / "config.yaml"))
+            config = OmegaConf.to_container(folder.config())
             return cls(
                 SCHEMA_VERSION,
                 {**manifest["setup"], **_settings(config)},
                 {**manifest["versions"], "cpu": manifest["hardware"]["cpu"]},
                 dict[str, Metrics](folder.strategies()),
             )
-        except (OSError, KeyError, TypeError) as error:
+        except (KeyError, TypeError) as error:
             raise ConfigError(f"{path}: its settings are incomplete ({error}); run again") from None
 
     @classmethod
     def _of_file(cls, path: Path) -> Snapshot:
         try:
             snapshot = cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError):
+            if not all(isinstance(each, dict) for each in (snapshot.settings, snapshot.strategies)):
+                raise TypeError
+        except (OSError, ValueError, TypeError):
             raise ConfigError(f"{path}: not a baseline; write one with --renew") from None
         if snapshot.schema_version != SCHEMA_VERSION:
             raise ConfigError(

@@ -18,6 +18,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from harness.core import RequestTrace, StepTrace
 from harness.errors import ConfigError
@@ -226,12 +227,16 @@ class RunFolder:
     def config(self) -> DictConfig:
         """``config.yaml``, as it was composed; empty where the run has none."""
         path = self.path / "config.yaml"
-        config = OmegaConf.load(path) if path.is_file() else OmegaConf.create()
-        assert isinstance(config, DictConfig)
+        if not path.is_file():
+            return OmegaConf.create()
+        with _reading(path):
+            config = OmegaConf.load(path)
+        if not isinstance(config, DictConfig):
+            raise ConfigError(f"{path}: settings were expected there; run it again")
         return config
 
     def manifest(self) -> dict[str, Any]:
-        return _read_json(self.manifest_path)
+        return _read_json(self.manifest_path, "versions", "hardware")
 
     def tokens(self) -> dict[str, Any]:
         """The texts of the used tokens; empty where the run did not record them."""
@@ -246,7 +251,8 @@ class RunFolder:
 
     def strategies(self) -> dict[str, dict[str, Any]]:
         """The metrics of ``summary.json`` by strategy name."""
-        strategies: dict[str, dict[str, Any]] = _read_json(self.path / "summary.json")["strategies"]
+        summary = _read_json(self.path / "summary.json", "strategies")
+        strategies: dict[str, dict[str, Any]] = summary["strategies"]
         return strategies
 
 
@@ -276,18 +282,33 @@ def _write_text(path: Path, text: str) -> None:
         half.write_text(text, encoding="utf-8")
 
 
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Make one line of whatever a damaged file, or one that may not be read, makes its reader say.
+
+    Bytes that are no UTF-8, no JSON or no parquet are a ``ValueError`` to all of them.
+    """
+    try:
+        yield
+    except (OSError, ValueError, YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path}: cannot be read ({reason}); run it again") from None
+
+
 def _read_parquet(path: Path) -> pd.DataFrame:
-    frame: pd.DataFrame = pq.read_table(path).to_pandas()
+    with _reading(path):
+        frame: pd.DataFrame = pq.read_table(path).to_pandas()
     return frame
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
+def _read_json(path: Path, *parts: str) -> dict[str, Any]:
+    """A JSON object, of which some parts are sure to be there."""
+    with _reading(path):
         value = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}: not JSON ({error}); run it again") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: not a JSON object; run it again")
+    if missing := [part for part in parts if part not in value]:
+        raise ConfigError(f"{path}: it has no {missing[0]}; run it again")
     return value
 
 

@@ -145,9 +145,14 @@ def _warn_of_unfinished(path: Path) -> None:
 def _report_run(path: Path, folder: RunFolder, latex: bool) -> None:
     """Write, then print: what is written is complete, whoever stops reading."""
     summary, steps = folder.strategies(), folder.steps()
-    write_report(folder)
-    tidy(summary, steps).to_csv(folder.csv_path, index=False)
-    folder.page_path.write_text(run_page(folder), encoding="utf-8")
+    try:
+        write_report(folder)
+        tidy(summary, steps).to_csv(folder.csv_path, index=False)
+        folder.page_path.write_text(run_page(folder), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror}); report on a copy of it"
+        ) from None
     if latex:
         _print_latex(comparison_tables(summary))
         return

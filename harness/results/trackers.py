@@ -231,7 +231,7 @@ def entries_of(folder: RunFolder) -> list[Entry]:
     manifest = folder.manifest()
     setup = manifest.pop("setup", {})
     tags = flat({**manifest, "command": shlex.join(manifest["command"])})
-    config: Any = OmegaConf.to_container(OmegaConf.load(folder.path / "config.yaml"))
+    config: Any = OmegaConf.to_container(folder.config())
     config.pop("tracker", None)  # no result depends on it
     options = config.pop("options")
     return [

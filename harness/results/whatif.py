@@ -126,7 +126,11 @@ def _value(name: str, text: str) -> Any:
             raise ConfigError(f"{name}: {text!r} is neither true nor false")
         return text == "true"
     value = number(name, text)
-    return int(value) if name in ("slots", "draft_tokens", "threads") else value
+    if name not in ("slots", "draft_tokens", "threads"):
+        return value
+    if value % 1:
+        raise ConfigError(f"{name}: {text!r} is no whole number")
+    return int(value)
 
 
 def number(name: str, text: str) -> float:

@@ -95,13 +95,58 @@ def test_a_folder_without_one_of_its_files_is_no_run(run, missing):
     [
         ('{"schema_version": 2}', "schema_version is 2"),
         ("[]", "not a JSON object"),
-        ("{", "not JSON"),
+        ("{", "cannot be read"),
     ],
 )
 def test_a_summary_of_another_version_is_refused(run, text, complaint):
     (run.path / "summary.json").write_text(text)
     with pytest.raises(ConfigError, match=complaint):
         RunFolder.open(run.path)
+
+
+READERS = {
+    "steps.parquet": RunFolder.steps,
+    "requests.parquet": RunFolder.requests,
+    "manifest.json": RunFolder.manifest,
+    "summary.json": RunFolder.strategies,
+    "tokens.json": RunFolder.tokens,
+    "config.yaml": RunFolder.config,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("damage", [b"\xff\xfe", b"{{:", b"\x00"])
+def test_a_damaged_file_is_named_in_one_line(run, name, damage):
+    (run.path / name).write_bytes(damage)
+    with pytest.raises(ConfigError) as told:
+        READERS[name](run)
+    assert str(told.value).startswith(f"{run.path / name}: cannot be read (")
+    assert len(str(told.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["steps.parquet", "requests.parquet"])
+def test_a_table_that_was_cut_short_is_named_in_one_line(run, name):
+    whole = (run.path / name).read_bytes()
+    for kept in (0, 5, len(whole) // 2):
+        (run.path / name).write_bytes(whole[:kept])
+        with pytest.raises(ConfigError, match=f"{name}: cannot be read .*; run it again"):
+            READERS[name](run)
+
+
+def test_a_config_without_settings_is_refused(run):
+    (run.path / "config.yaml").write_text("- a\n- b\n")
+    with pytest.raises(ConfigError, match="settings were expected there"):
+        run.config()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "part"),
+    [("manifest.json", "{}", "versions"), ("summary.json", '{"schema_version": 1}', "strategies")],
+)
+def test_a_file_that_lacks_a_part_is_named_with_it(run, name, text, part):
+    (run.path / name).write_text(text)
+    with pytest.raises(ConfigError, match=f"{name}: it has no {part}"):
+        READERS[name](run)
 
 
 def test_rows_stay_in_the_order_in_which_they_happened():

@@ -317,7 +317,12 @@ def test_gating_times_needs_a_baseline_that_has_them(
     assert "has no times" in refusal([baseline, run, "--gate-times"], capsys)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"strategies": {}}'])
+UNLIKE = json.dumps(
+    {"schema_version": SCHEMA_VERSION, "settings": [], "made_with": {}, "strategies": None}
+)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"strategies": {}}', UNLIKE])
 def test_a_file_that_is_no_baseline_is_one_line(
     text: str, record: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

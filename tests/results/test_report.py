@@ -165,6 +165,15 @@ def test_a_place_that_cannot_be_written_is_one_line_and_status_2(run, tmp_path, 
     assert "file cannot be written (File exists)" in capsys.readouterr().err
 
 
+def test_a_run_that_cannot_be_written_is_one_line_and_status_2(run, capsys):
+    run.csv_path.mkdir()
+    assert main([str(run.path)]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    (line,) = printed.err.splitlines()
+    assert line.startswith(f"error: {run.path} cannot be written")
+
+
 def test_a_folder_that_is_no_run_is_one_line_and_status_2(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     printed = capsys.readouterr()

@@ -429,6 +429,17 @@ def test_the_map_is_printed_and_written(run, capsys, tmp_path):
     assert "| 0.1 | 0.5 |" in out.read_text()
 
 
+def test_a_ratio_that_is_named_twice_has_one_column(run, capsys, tmp_path):
+    out = tmp_path / "map.md"
+    assert break_even.main([run, "values=0", "ratios=0.1,0.1", f"out={out}"]) == 0
+    assert "| sync_us | 0.1 |\n" in out.read_text()
+
+
+def test_a_map_that_cannot_be_written_is_one_line_and_exit_2(run, capsys, tmp_path):
+    assert break_even.main([run, "values=0", "ratios=0.1", f"out={tmp_path}"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: out: {tmp_path} cannot be written")
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -436,6 +447,7 @@ def test_the_map_is_printed_and_written(run, capsys, tmp_path):
         (["draft_us=fast"], "draft_us: 'fast' is no number"),
         (["pair=9b"], "pair: '9b' is none of"),
         (["overlap=maybe"], "overlap: 'maybe'"),
+        (["slots=1.5"], "slots: '1.5' is no whole number"),
         (["bare=nowhere.json"], "bare: nowhere.json"),
     ],
 )
