@@ -109,14 +109,15 @@ def chosen(config: Config) -> list[type[Strategy]]:
     """The strategy that was asked for, or those to compare.
 
     Raises:
-        ConfigError: one is unknown, named twice, or cannot be served by the drafter.
+        ConfigError: one is unknown, named twice, called like another, or cannot be served by the
+            drafter.
     """
     if len(set(config.compare)) < len(config.compare):
         raise ConfigError("compare: a strategy is named twice; name each once")
     if not (named := [config.strategy] if config.strategy else config.compare):
         every = strategies.registry().values()
         return [each for each in every if config.drafter.has_logits or not _needs(each, config)]
-    found = [strategies.find(name) for name in named]
+    found = list(strategies.by_name(map(strategies.find, named)).values())
     for each in found:
         config.drafter.check_serves(_needs(each, config))
     return found
