@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import torch
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
@@ -57,9 +58,9 @@ def main() -> None:
     A tracker that failed is said last, by ``EXIT_UNTRACKED``: a sweep goes on without it.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the message is ours to print
-    ConfigStore.instance().store(name="schema", node=schema())
     plugins.register()
     with _one_line_errors():
+        ConfigStore.instance().store(name="schema", node=schema())
         hydra.main(version_base="1.3", config_path="pkg://configs", config_name="config")(job)()
     leave()
 
@@ -185,7 +186,7 @@ def execute(config: Config, folder: RunFolder, command: list[str], ranks: Ranks 
     with closing(Journal(folder.journal_path)) as journal:
         recorder = Recorder(journal)
         with _what_is_kept(folder, recorder, ranks):
-            with _progress() as bar, _nothing_left_behind(folder, recorder):
+            with _progress() as bar, _nothing_left_behind(folder, recorder), _device_memory():
                 tracker = find_tracker(config.tracker, Path(config.runs))
                 run = prepare(config, recorder, bar.tick, ranks)
                 journal.start(run.workload)
@@ -306,6 +307,18 @@ def _kept(folder: RunFolder, recorder: Recorder, ranks: Ranks) -> str:
     if is_sweep(sweep := folder.path.parent):
         command = f"python -m harness.sweep resume {sweep}"
     return f"{len(recorder.requests)} finished requests are kept; continue with `{command}`"
+
+
+@contextmanager
+def _device_memory() -> Iterator[None]:
+    """Name the settings that decide how much of it is taken."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        wanted = str(error).partition(" GPU ")[0]  # the rest is about the allocator
+        raise HarnessError(
+            f"{wanted} Lower engine.slots or engine.max_length, or name a smaller pair"
+        ) from None
 
 
 @contextmanager

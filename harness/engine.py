@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, check_timeout
 
 
 @dataclass
@@ -80,8 +80,7 @@ class EngineConfig:
                 f"engine.dp: {self.dp} processes cannot share a run whose target engine.tp="
                 f"{self.tp} shares out; set one of the two to 1"
             )
-        if self.tp_timeout_s <= 0:
-            raise ConfigError(f"engine.tp_timeout_s: {self.tp_timeout_s} is not above 0; raise it")
+        check_timeout("engine.tp_timeout_s", self.tp_timeout_s)
         for name, chosen in {"compile": self.compile, "profile": self.profile}.items():
             if chosen and self.tp > 1:
                 raise ConfigError(f"engine.{name}: not with engine.tp={self.tp}; leave it out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from threading import TIMEOUT_MAX
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
@@ -47,6 +48,18 @@ class LostRank(RanksError):
 
 class RequestError(HarnessError):
     """One request cannot be served; the others go on."""
+
+
+def check_timeout(field: str, seconds: float) -> None:
+    """A time that can be waited for.
+
+    Raises:
+        ConfigError: it is not above 0, or more than the system's clocks can count.
+    """
+    if not 0 < seconds <= TIMEOUT_MAX:
+        raise ConfigError(
+            f"{field}: {seconds} is not above 0 and at most {TIMEOUT_MAX:g}; give seconds"
+        )
 
 
 def exit_status(command: Callable[[], int]) -> int:

@@ -379,5 +379,5 @@ def all_failed(recorder: Recorder) -> str | None:
     """The first reason, if not one request could be served."""
     requests = recorder.requests
     if requests and all(trace.error for trace in requests):
-        return requests[0].error
+        return f"no request could be served; the first reason: {requests[0].error}"
     return None if requests else "workload: it has no items; choose another or raise its limits"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 
 import strategies
 from harness.cli import main
@@ -243,6 +244,11 @@ BAD_INPUT = {
     "more drafts than context": (["engine.draft_tokens=600"], ["engine.draft_tokens"]),
     "context": (["engine.max_length=100000"], ["engine.max_length"]),
     "strategy named twice": (["compare=[vllm,vllm]"], ["compare"]),
+    "strategies of one name": (
+        ["compare=[vllm,tests.strategies.test_registry:Mine]"],
+        ["strategy: strategies.vllm:Vllm", "'vllm'", "rename"],
+    ),
+    "time that is none": (["grammar.timeout_s=nan"], ["grammar.timeout_s"]),
     "engine": (["engine.mode=fast"], ["engine.mode"]),
     "whitespace": (["grammar.whitespace=some"], ["grammar.whitespace"]),
     "strategy option": (
@@ -307,6 +313,25 @@ def test_bad_input_is_one_line_and_exit_status_2(
     assert len(lines) == 1
     assert "Traceback" not in printed.err
     assert all(word in lines[0] for word in words), lines[0]
+
+
+def test_a_device_without_room_is_one_line_that_names_the_settings(
+    invoke: Callable[..., list[Path]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 9.00 GiB. GPU 0 has a total capacity of 8 GiB"
+        )
+
+    monkeypatch.setattr("harness.models.causal_lm.CausalLM.forward", full)
+    with pytest.raises(SystemExit) as exit_:
+        invoke("+strategy=plain")
+    assert exit_.value.code == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    assert "Tried to allocate 9.00 GiB. Lower engine.slots or engine.max_length" in line
+    assert not list(Path().glob("runs/*"))
 
 
 class FailingTracker:

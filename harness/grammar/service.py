@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
 from time import monotonic
 
-from harness.errors import ConfigError, GrammarError
+from harness.errors import ConfigError, GrammarError, check_timeout
 from harness.grammar.auto import AutoEngine
 from harness.grammar.cache import Entry, GrammarCache
 from harness.grammar.canonical import canonical
@@ -65,10 +65,9 @@ class GrammarConfig:
             raise ConfigError(
                 f"grammar.whitespace: {self.whitespace!r} is none of {', '.join(WHITESPACES)}"
             )
-        if self.timeout_s <= 0:
-            raise ConfigError(f"grammar.timeout_s: {self.timeout_s} is not above 0; raise it")
+        check_timeout("grammar.timeout_s", self.timeout_s)
         for name, least in {"threads": 0, "retry_s": 0, "cache_mb": 0, "cache_grammars": 1}.items():
-            if getattr(self, name) < least:
+            if not getattr(self, name) >= least:  # nor is nan
                 raise ConfigError(
                     f"grammar.{name}: {getattr(self, name)} is below {least}; raise it"
                 )

@@ -248,18 +248,15 @@ def _explain(error: BaseException) -> str:
                 return "the hub asks for its licence; accept it there, then run `hf auth login`"
             case RepositoryNotFoundError() | HFValidationError():
                 return "no such folder, and no such model on the hub; correct the name"
-            case LocalEntryNotFoundError() if constants.HF_HUB_OFFLINE:
-                return (
-                    "no such folder, not in the hub's cache, and HF_HUB_OFFLINE is set; unset it, "
-                    "or name a folder"
-                )
             case LocalEntryNotFoundError():
-                return (
-                    "no such folder, not in the hub's cache, and the hub cannot be reached; "
-                    "connect, or name a folder"
-                )
+                offline = "HF_HUB_OFFLINE is set; unset it"
+                unreached = "the hub cannot be reached; connect"
+                why = offline if constants.HF_HUB_OFFLINE else unreached
+                return f"no such folder, not in the hub's cache, and {why}, or name a folder"
             case SafetensorError():
                 return f"a safetensors file is damaged ({cause}); fetch it again"
+            case RuntimeError() if "mismatched" in str(cause):  # which ones, nobody is shown
+                return "its tensors are not of the shapes that config.json says; save both together"
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

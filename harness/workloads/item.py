@@ -72,7 +72,7 @@ class Item:
         max_new_tokens: the item's own bound; None = the bound of the run.
         trigger: what starts the grammar inside the output; None = it holds from the start.
         thinking: the model thinks first, and the grammar starts behind that; None = it does not.
-        valid_regex: what the whole output must match, checked with ``re`` beside the grammar;
+        valid_regex: what the whole output must match, checked beside the grammar (by RE2);
             the only check of an ``ebnf`` item.
         smoke: one of the few items that a smoke test runs.
         error: why the item cannot be served; empty = it can. Such an item fails alone.

@@ -133,7 +133,7 @@ def load(config: WorkloadConfig, tokenizer: ChatTokenizer | None = None) -> list
         tokenizer: of the target; only ``max_prompt_tokens`` needs it.
 
     Raises:
-        ConfigError: the file is missing, ids are not unique, or no item is left.
+        ConfigError: the file is missing or cannot be read, ids are not unique, or no item is left.
         RequestError: the chat template refuses a prompt that ``max_prompt_tokens`` measures.
     """
     items = _read(config)
@@ -164,7 +164,7 @@ def _read(config: WorkloadConfig) -> list[Item]:
     """An item for each line (of the split); a bad line is an item with its reason."""
     build = BUILDERS[config.name]
     items = []
-    for number, line in enumerate(data_path(config).read_bytes().splitlines(), start=1):
+    for number, line in enumerate(_bytes_of(data_path(config)).splitlines(), start=1):
         if not line.strip():
             continue
         record: Any = None
@@ -175,6 +175,15 @@ def _read(config: WorkloadConfig) -> list[Item]:
         except (ValueError, RecursionError) as error:
             items.append(bad_item(record, number, str(error)))
     return items
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"workload.path: {path} cannot be read ({error.strerror}); name one that can"
+        ) from None
 
 
 def _with_thinking(item: Item, config: WorkloadConfig) -> Item:
@@ -191,7 +200,12 @@ def _decode(line: bytes) -> dict[str, Any]:
         ValueError: it is no JSON object, or holds what cannot be encoded again (half of a
             surrogate pair), which tokenizers choke on.
     """
-    record = json.loads(line)
+    try:
+        record = json.loads(line)
+    except UnicodeDecodeError as error:
+        raise RequestError(f"not UTF-8 ({error}); save the file as UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise RequestError(f"not JSON ({error}); write one object a line") from None
     json.dumps(record, ensure_ascii=False).encode()
     if not isinstance(record, dict):
         raise RequestError("give a JSON object")

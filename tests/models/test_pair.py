@@ -215,6 +215,13 @@ def test_damaged_weights_are_one_line(target: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_weights_of_other_shapes_than_the_config_says_are_one_line(target: Path) -> None:
+    settings = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**settings, "intermediate_size": 8}))
+    with pytest.raises(ConfigError, match=r"not of the shapes that config\.json says"):
+        load_pair(pair_of(target))
+
+
 def test_a_tokenizer_without_end_token_is_refused(target: Path) -> None:
     settings = json.loads((target / "tokenizer_config.json").read_text())
     del settings["eos_token"]

@@ -97,7 +97,7 @@ def test_messages_may_stand_in_place_of_a_prompt(load_lines: Load) -> None:
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        ("{", "Expecting property name"),
+        ("{", "not JSON (Expecting property name"),
         ("[1]", "give a JSON object"),
         pytest.param("[" * 100_000, "recursion", id="deep nesting"),
         ('{"id": "x", "prompt": "\\ud800"}', "surrogates not allowed"),
@@ -154,7 +154,20 @@ def test_line_that_is_not_utf8_fails_alone(tmp_path: Path) -> None:
     )
     bad, good = load(WorkloadConfig(name="file", path=str(path)))
     assert (bad.id, good.id) == ("line-1", "b")
-    assert "line 1: 'utf-8' codec" in bad.error
+    assert "line 1: not UTF-8 ('utf-8' codec" in bad.error
+
+
+def test_file_that_may_not_be_read_is_named_with_its_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "items.jsonl").write_text(json.dumps(line()))
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(ConfigError, match=r"workload\.path: .* cannot be read \(Permission"):
+        load(WorkloadConfig(name="file", path=str(tmp_path / "items.jsonl")))
 
 
 def test_byte_order_mark_is_skipped(load_lines: Load) -> None:
