@@ -49,7 +49,7 @@ from tests.toys import ENGINES
 DEFAULTS = {
     "engines": ",".join(ENGINES),
     "limit": "0",
-    "timeout_s": "20",
+    "timeout_s": "20.0",
     "processes": str(os.cpu_count()),
 }
 SEPARATORS = (", ", ": ")

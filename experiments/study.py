@@ -15,8 +15,9 @@ from harness.errors import ConfigError, exit_status
 from harness.results.manifest import manifest
 from harness.results.table import Table, print_tables, to_markdown
 
-NUMBERS = re.compile(r"\d+(\.\d+)?(,\d+(\.\d+)?)*")
-"""Settings of one number or several."""
+WHOLE = re.compile(r"\d+(,\d+)*")
+NUMBERS = re.compile(r"\d+(\.\d+)?(e-?\d+)?(,\d+(\.\d+)?(e-?\d+)?)*")
+"""Settings of one number or several: whole ones, or any that are not negative."""
 
 
 def run_study(main: Callable[[list[str]], None]) -> NoReturn:
@@ -47,7 +48,8 @@ class Study:
     def begin(
         cls, name: str, arguments: Sequence[str], defaults: Mapping[str, str], parsed: bool = False
     ) -> Study:
-        """Read ``setting=value`` words. A default of numbers wants numbers, with commas between.
+        """Read ``setting=value`` words. A default of numbers wants numbers, with commas between,
+        and one of whole numbers whole ones.
 
         Args:
             name: of the study; results go to ``runs/<name>``, or to ``out=…``.
@@ -63,11 +65,13 @@ class Study:
         if unknown := sorted(set(given) - set(defaults)):
             known = ", ".join([*defaults, "out"])
             raise ConfigError(f"{unknown[0]}: no such setting; name one of {known}")
-        for setting, value in given.items():
-            if not parsed and NUMBERS.fullmatch(defaults[setting]) and not NUMBERS.fullmatch(value):
-                raise ConfigError(
-                    f"{setting}: {value!r} is no number; give one such as {defaults[setting]}"
-                )
+        for setting, value in given.items() if not parsed else ():
+            default = defaults[setting]
+            for kind, what in ((WHOLE, "whole number"), (NUMBERS, "number")):
+                if kind.fullmatch(default) and not kind.fullmatch(value):
+                    raise ConfigError(
+                        f"{setting}: {value!r} is no {what}; give one such as {default}"
+                    )
         out.mkdir(parents=True, exist_ok=True)  # now: what was measured must not be lost to it
         return cls(name, {**defaults, **given}, out)
 

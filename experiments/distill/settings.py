@@ -197,12 +197,16 @@ def parse(words: Mapping[str, str]) -> Settings:
 def claim(folder: Path, values: Mapping[str, Any]) -> None:
     """Make a folder for results of these settings, or go on in the one that there is.
 
+    One that holds no result yet is anybody's: a target or layers that are named wrongly fail only
+    once the models are read, and the corrected command must not be refused.
+
     Raises:
         ConfigError: it holds results of other settings.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "settings.json"
-    if path.exists():
+    holds_results = any(not each.name.startswith("settings.") for each in folder.iterdir())
+    if path.exists() and holds_results:
         theirs = json.loads(path.read_text())
         for name, value in values.items():
             if theirs.get(name) != value:

@@ -29,7 +29,7 @@ DEFAULTS = {
     "seed": "0",
     "kinds": ",".join(SHARES),
     "only": "",
-    "limit_s": "90",
+    "limit_s": "90.0",
     "processes": str(os.cpu_count()),
 }
 COLUMNS = {

@@ -27,7 +27,7 @@ from experiments.distill.objective import divergences, legal_logits
 from experiments.distill.references import reference_sequences
 from experiments.distill.schedule import Budget, rate
 from experiments.distill.sequences import TokenSequence, read
-from experiments.distill.settings import Settings, defaults, parse
+from experiments.distill.settings import Settings, claim, defaults, parse
 from experiments.distill.student import (
     first_and_last,
     head_of,
@@ -268,6 +268,15 @@ def test_a_folder_of_other_settings_is_refused(
     assert distil(target, finished[0], "stages=train", "lr=0.5") == EXIT_BAD_INPUT
     assert "lr:" in capsys.readouterr().err
     assert distil(target, finished[0], "stages=data", "references=3") == EXIT_BAD_INPUT
+
+
+def test_a_folder_that_holds_no_result_yet_is_anybodys(tmp_path: Path) -> None:
+    claim(tmp_path, {"target": "mistyped"})  # and then the target cannot be loaded
+    claim(tmp_path, {"target": "smollm2"})
+    (tmp_path / "round-0000.parquet").write_bytes(b"")
+    claim(tmp_path, {"target": "smollm2"})
+    with pytest.raises(ConfigError, match=r"target: .* was begun with 'smollm2', not 'other'"):
+        claim(tmp_path, {"target": "other"})
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this PyTorch has no Muon")

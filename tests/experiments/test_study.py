@@ -19,24 +19,30 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("slot=1", "slot: no such setting; name one of slots, draft, out"),
-        ("slots=x", "slots: 'x' is no number; give one such as 1,8"),
-        ("slots=", "slots: '' is no number"),
-        ("slots=1,", "slots: '1,' is no number"),
+        ("slot=1", "slot: no such setting; name one of slots, draft, limit_s, alarm, out"),
+        ("slots=x", "slots: 'x' is no whole number; give one such as 1,8"),
+        ("slots=", "slots: '' is no whole number"),
+        ("slots=1,", "slots: '1,' is no whole number"),
+        ("slots=1.5", "slots: '1.5' is no whole number"),
+        ("slots=-1", "slots: '-1' is no whole number"),
+        ("limit_s=x", "limit_s: 'x' is no number; give one such as 90.0"),
+        ("alarm=x", "alarm: 'x' is no number; give one such as 1e-6"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_remedy(tmp_path: Path, word: str, message: str) -> None:
     out = tmp_path / "study"
+    defaults = {"slots": "1,8", "draft": "tiny", "limit_s": "90.0", "alarm": "1e-6"}
     with pytest.raises(ConfigError) as told:
-        Study.begin("study", [word, f"out={out}"], {"slots": "1,8", "draft": "tiny"})
+        Study.begin("study", [word, f"out={out}"], defaults)
     assert message in str(told.value)
     assert not out.exists()
 
 
 def test_words_are_words_and_numbers_may_be_several(tmp_path: Path) -> None:
-    words = ["slots=4", "draft=7", "limit_s=0.5", f"out={tmp_path}"]
-    settings = Study.begin("s", words, {"slots": "1,8", "draft": "tiny", "limit_s": "90"}).settings
-    assert settings == {"slots": "4", "draft": "7", "limit_s": "0.5"}
+    words = ["slots=4", "draft=7", "limit_s=2", f"out={tmp_path}"]
+    defaults = {"slots": "1,8", "draft": "tiny", "limit_s": "0.5"}
+    settings = Study.begin("s", words, defaults).settings
+    assert settings == {"slots": "4", "draft": "7", "limit_s": "2"}
 
 
 @pytest.mark.parametrize("module", ["grammar_threads", "losslessness", "faults"])
