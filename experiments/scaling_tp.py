@@ -10,13 +10,12 @@ accepted: read the costs, not the counts. With ``mode=eager``, launching a layer
 reading its weights, and sharing them out gains nothing.
 
 All numbers of ranks decode the same requests in the same batches, passes in turn. Grammar work is
-done by every rank; behind each step the ranks compare where they stand (``agree``, which counts in
-no rate). Prints tables and writes ``scaling_tp.json`` (and the tables as Markdown) below ``out``.
-Settings (``name=value``): ``tp`` (the first is what the others are compared with), ``slots``,
-``turns`` (batches of full slots), ``passes``, ``strategies``, ``workload``, ``path``, ``limit``
-(new tokens), ``whitespace``, ``tokenizer`` (a pair's target), ``layers``, ``hidden``, ``heads``,
-``kv_heads``, ``mode`` (``engine.mode``), ``timeout`` (``engine.tp_timeout_s``), ``device``,
-``out``.
+done by every rank; behind each step the ranks compare where they stand (``agree``). Prints tables
+and writes ``scaling_tp.json`` (and the tables as Markdown) below ``out``. Settings
+(``name=value``): ``tp`` (the first is what the others are compared with), ``slots``, ``turns``
+(batches of full slots), ``passes``, ``strategies``, ``workload``, ``path``, ``limit`` (new tokens),
+``whitespace``, ``tokenizer`` (a pair's target), ``layers``, ``hidden``, ``heads``, ``kv_heads``,
+``mode`` (``engine.mode``), ``timeout`` (``engine.tp_timeout_s``), ``device``, ``out``.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ TIME = {
     "grammar": "grammar work on the CPU, rank 0 (µs per verify step)",
     "slowest": "the same on the rank where it takes longest (µs)",
     "host": "everything else, rank 0 (µs per verify step)",
-    "agree": "the ranks compare where they stand, rank 0, in no rate (µs per step)",
+    "agree": "of it, the ranks compare where they stand (µs per step)",
 }
 
 

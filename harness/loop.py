@@ -124,7 +124,7 @@ class DecodeLoop:
         if self._detailed is not None:
             strategy.verifier = self._detailed
         self._invariants = Invariants(strategy.follows, vocab_size, clock, config.paranoid)
-        self._ranks, self._agreement = ranks, Agreement(ranks, clock)
+        self._ranks, self._agreement = ranks, Agreement(ranks)
         self.running: list[Sequence] = []
 
     def run(self, requests: Iterable[Request]) -> None:
@@ -279,8 +279,11 @@ class DecodeLoop:
 
     def _run_ahead(self) -> bool:
         """Launch what the next step begins with, so that the device works while this one is
-        booked: not where a request ends and perhaps another begins, or outputs may change."""
-        if self.strategy.rewrites or any(each.finish is not None for each in self.running):
+        booked: not where a request ends and perhaps another begins, or outputs may change, nor
+        where what is checked meanwhile is not timed."""
+        if self.config.paranoid or self.strategy.rewrites:
+            return False
+        if any(each.finish is not None for each in self.running):
             return False
         if self._free and len(self._queue):  # whose grammar may be ready then
             return False

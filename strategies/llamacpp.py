@@ -103,13 +103,14 @@ class LlamaCpp(Strategy):
         for proposal in step.proposals:
             if proposal.drafted < self.options.n_min:
                 proposal.tokens = []
-
-    def verify_rows(self, step: Step) -> None:
-        """Mask no row (L4); only the accounting wants to know what is legal here."""
+        # The accounting wants to know what is legal: here, where no work of the device hides it.
         for index, sequence, matcher in step.constrained():
             proposal = step.proposals[index]
             with isolate(sequence):
                 proposal.legal_prefix(matcher.audit(proposal.tokens))
+
+    def verify_rows(self, step: Step) -> None:
+        """Mask no row (L4)."""
 
     def verify(self, step: Step, logits: torch.Tensor) -> list[Verdict]:
         """Sample, check, resample; the matchers advance on the way (L14)."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from time import sleep
+from typing import Any
 
 import pytest
 
@@ -13,6 +16,8 @@ from harness.errors import MatcherError
 from harness.grammar.tracked import TrackedMatcher
 from harness.loop import DecodeLoop
 from harness.models.graphs import StaticLM
+from harness.parallel.agreement import Agreement
+from harness.static_logits import Mailbox
 from tests.bench import Bench
 
 SLOTS = 4
@@ -78,6 +83,37 @@ def test_nothing_is_run_ahead_of_a_jump(tmp_path: Path, expected: Counter[str]) 
     assert expected["ahead"] == 0
 
 
+def test_nothing_is_run_ahead_of_checks_that_are_not_timed(
+    tmp_path: Path, expected: Counter[str]
+) -> None:
+    bench = DigitsBench(tmp_path, requests=2)
+    loop = bench.loop("vllm")
+    loop.config = replace(loop.config, paranoid=True)
+    bench.decode(loop)
+    assert expected["ahead"] == 0
+
+
+def test_the_accounting_asks_a_grammar_only_while_the_device_rests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time is dropped, and must not hide a forward's."""
+    bench = DigitsBench(tmp_path, requests=2)
+    loop = bench.loop("llamacpp")
+    bench.decode(loop)
+    events: list[str] = []
+    for owner, name in ((StaticLM, "_launch"), (Mailbox, "read"), (TrackedMatcher, "audit")):
+        inner = getattr(owner, name)
+
+        def seen(*given: object, _inner: Any = inner, _name: str = name) -> object:
+            events.append(_name)
+            return _inner(*given)
+
+        monkeypatch.setattr(owner, name, seen)
+    bench.decode(loop)
+    before = [earlier for earlier, event in pairwise(events) if event == "audit"]
+    assert set(before) == {"read", "audit"}
+
+
 def test_a_request_that_fails_behind_a_launch_takes_no_other_along(
     tmp_path: Path, expected: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,21 +141,23 @@ def test_a_request_that_fails_behind_a_launch_takes_no_other_along(
             assert trace.output_ids == alone[trace.request]
 
 
+@pytest.mark.parametrize("owner", [DecodeLoop, Agreement])
 @pytest.mark.parametrize("strategy", ["plain", "vllm"])
-def test_what_passes_between_two_steps_is_paid_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+def test_what_passes_behind_a_launch_is_paid_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, owner: type
 ) -> None:
     """The device is at work on what runs ahead, so none of its time may be left out."""
     bench = DigitsBench(tmp_path, requests=SLOTS)
     loop = bench.loop(strategy)
     bench.decode(loop)
-    retire = DecodeLoop._retire
+    name = {DecodeLoop: "_retire", Agreement: "check"}[owner]
+    inner = getattr(owner, name)
 
-    def dawdle(loop: DecodeLoop) -> None:
+    def dawdle(*given: object) -> None:
         sleep(PAUSE_S)
-        retire(loop)
+        inner(*given)
 
-    monkeypatch.setattr(DecodeLoop, "_retire", dawdle)
+    monkeypatch.setattr(owner, name, dawdle)
     bench.decode(loop)
     third_step = [trace for trace in bench.recorder.steps if trace.step == 2]
     assert len(third_step) == SLOTS

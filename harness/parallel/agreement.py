@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from harness.clock import Clock
 from harness.core import Sequence
 from harness.errors import RanksError
 from harness.parallel.ranks import Ranks
@@ -22,12 +21,12 @@ class Agreement:
     calls; here it is found in the step in which it left.
 
     Args:
-        ranks: all of them; of a single one nothing is asked.
-        clock: of the loop; comparing is booked under ``audit``, which is no part of a step.
+        ranks: all of them; of a single one nothing is asked. What comparing takes is part of the
+            step: the device works meanwhile at what was launched ahead.
     """
 
-    def __init__(self, ranks: Ranks, clock: Clock) -> None:
-        self._ranks, self._clock = ranks, clock
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
 
     def check(self, step: Step) -> None:
         """Compare the sequences of ``step``, whose matchers have been told.
@@ -37,7 +36,7 @@ class Agreement:
         """
         if self._ranks.size == 1:
             return
-        with self._clock.span("audit"), self._ranks.clock.span("agree"):
+        with self._ranks.clock.span("agree"):
             own = fingerprints(step)
             if self._ranks.alike(_digest(own)):
                 return
