@@ -83,7 +83,7 @@ TIME = {
     "grammar": "grammar work on the CPU, rank 0 (µs per verify step)",
     "slowest": "the same on the rank where it takes longest (µs)",
     "host": "everything else, rank 0 (µs per verify step)",
-    "agree": "of it, the ranks compare where they stand (µs per step)",
+    "agree": "part of host: the ranks compare where they stand, rank 0 (µs per step of any kind)",
 }
 
 

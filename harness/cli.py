@@ -159,8 +159,9 @@ def follow(config: Config, ranks: Ranks) -> None:
     with ranks.together():
         run = Run(config, Recorder(), lambda _: None, ranks=ranks)
     try:
-        run.warm_up()
-        run.go()
+        with _device_memory():
+            run.warm_up()
+            run.go()
     except RanksError:
         raise
     except HarnessError as error:

@@ -210,8 +210,8 @@ class Chain(Station):
         model: see ``Station``.
         bucket: see ``Station``.
         k: drafts per row.
-        ranks: that draft alike; rank 0's drafts count. Another one's cache may hold drafts of its
-            own: what it drafts next counts as little.
+        ranks: that draft alike, what rank 0 chooses: each draft is told before the next, for a
+            model that borrows the target's embeddings reads its drafts together with the others.
 
     Attributes:
         mailbox: gets the drafts, int64 ``[rows, k]``.
@@ -231,9 +231,9 @@ class Chain(Station):
         drafts = []
         for _ in range(self._k):
             logits = self._logits(tokens, cells, rows, 1)
-            tokens = largest(logits[:, -1])[:, None]
+            tokens = self._ranks.decided(largest(logits[:, -1])[:, None])
             if pruned is not None:  # what the model reads next is a target id
                 tokens = pruned.target_ids(tokens)
             cells = (cells[:, -1:] + 1).clamp(max=scratch)  # an idle row stays there
             drafts.append(tokens)
-        self.mailbox.send(self._ranks.decided(torch.cat(drafts, dim=1)))
+        self.mailbox.send(torch.cat(drafts, dim=1))

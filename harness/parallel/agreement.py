@@ -75,6 +75,7 @@ def _differences(everyones: Iterable[list[Fingerprint]]) -> Iterable[str]:
     """By rank that differs from rank 0, the requests in which it does."""
     first, *others = everyones
     for rank, own in enumerate(others, start=1):
-        ids = sorted({request for request, _ in set(first) ^ set(own)})
-        if ids:
+        if own != first:
+            unlike = set(first) ^ set(own) or own  # or they stand in another order
+            ids = sorted({request for request, _ in unlike})
             yield f"rank {rank} from rank 0 in {', '.join(ids)}"

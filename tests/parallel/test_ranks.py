@@ -20,6 +20,7 @@ from harness.grammar.service import GrammarConfig, GrammarService
 from harness.grammar.spec import GrammarSpec
 from harness.grammar.tracked import TrackedMatcher
 from harness.models.checkpoint import check_parallel
+from harness.parallel import agreement
 from harness.parallel.agreement import Agreement, fingerprints
 from harness.parallel.grammars import AgreedGrammars
 from harness.parallel.launch import join, rank_device
@@ -132,6 +133,13 @@ def test_ranks_that_differ_stop_with_the_step_and_the_request() -> None:
     with pytest.raises(RanksError, match=r"in step 7 of vllm: rank 1 from rank 0 in r-1;"):
         Agreement(peer).check(step)
     Agreement(Peer()).check(step)
+
+
+def test_ranks_whose_batches_are_in_another_order_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = [("r-1", "a3"), ("r-2", "7c")]
+    monkeypatch.setattr(agreement, "fingerprints", lambda _: ours)
+    with pytest.raises(RanksError, match=r"rank 1 from rank 0 in r-1, r-2;"):
+        Agreement(Peer(says=ours[::-1])).check(step_of("a"))
 
 
 def test_a_lost_rank_ends_all_requests_not_one() -> None:

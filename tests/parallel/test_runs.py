@@ -119,11 +119,12 @@ def test_rank_0_alone_decides_every_token(base: Path, tmp_path: Path) -> None:
     assert_same(folder, alone(base, tmp_path / "alone", *arguments))
 
 
+@pytest.mark.parametrize("draft", ["draft", "borrowing"])
 def test_rank_0_decides_what_ranks_draft_in_one_go_and_run_ahead(
-    base: Path, tmp_path: Path
+    draft: str, base: Path, tmp_path: Path
 ) -> None:
-    # As GPUs run: a rank's draft cache may hold other drafts than rank 0's, and no one notices.
-    arguments = ["engine.mode=graphs"]
+    # As GPUs run. A borrowed embedding is shared out: what the other one feeds, rank 0 would see.
+    arguments = ["engine.mode=graphs", f"pair.draft={base / draft}"]
     folder = run(tmp_path, *settings(base), *arguments, scripts=("", script(NOISE)))
     assert_same(folder, alone(base, tmp_path / "alone", *arguments))
 
@@ -252,13 +253,22 @@ def test_a_rank_whose_matcher_went_another_way_stops_the_run_with_the_step(
     assert ranks[1].printed == ""
 
 
-def test_a_rank_that_fails_for_a_reason_of_its_own_says_it(base: Path, tmp_path: Path) -> None:
-    failing = script(STEP, "from harness.errors import HarnessError; raise HarnessError('no room')")
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        ("harness.errors.HarnessError('no room')", "no room"),
+        ("torch.OutOfMemoryError('Tried 9 GiB. GPU 1 has 8')", "Tried 9 GiB. Lower engine.slots"),
+    ],
+)
+def test_a_rank_that_fails_for_a_reason_of_its_own_says_it(
+    error: str, says: str, base: Path, tmp_path: Path
+) -> None:
+    failing = script(STEP, f"import torch, harness.errors; raise {error}")
     ranks = start(tmp_path, *settings(base), "+strategy=plain", scripts=("", failing))
     assert_given_up(ranks[0], until_fault(tmp_path))
     assert ranks[1].wait() == 2
     assert "see what that one says" in ranks[0].error
-    assert ranks[1].error == "error: rank 1, in step 12 of plain: no room"
+    assert ranks[1].error.startswith(f"error: rank 1, in step 12 of plain: {says}")
 
 
 def test_what_rank_0_converts_the_others_find(base: Path, tmp_path: Path) -> None:
