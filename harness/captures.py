@@ -38,6 +38,8 @@ class Captures:
                 capture, so running it more than once must do no harm.
             device: where the work runs.
         """
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # what was launched before is no part of the capture
         with self._clock.span("capture") as span:
             replay = _captured(body, device) if device.type == "cuda" else body
         self.graphs += 1

@@ -221,8 +221,8 @@ class DecodeLoop:
             self._agreement.check(step)
             closed = [close_books(step, index, was) for index, was in enumerate(before)]
         self._close(step, closed, hidden_us)
-        if step.ran_ahead:  # the device works, so the time until the next step counts
-            self.clock.leave()
+        if step.ran_ahead and any(each.finish is None for each in self.running):
+            self.clock.leave()  # the device works, so the time until their next step counts
 
     def _step(self, sequences: list[Sequence], prefill: bool) -> tuple[Step, list[Ledger], float]:
         """Draft, verify, emit and commit.

@@ -18,6 +18,7 @@ from harness.loop import DecodeLoop
 from harness.models.graphs import StaticLM
 from harness.parallel.agreement import Agreement
 from harness.static_logits import Mailbox
+from strategies.plain import Plain
 from tests.bench import Bench
 
 SLOTS = 4
@@ -164,6 +165,31 @@ def test_what_passes_behind_a_launch_is_paid_for(
     for trace in third_step:
         spent_us = trace.draft_us + trace.verify_us + trace.grammar_us + trace.host_us
         assert spent_us * SLOTS > PAUSE_S * 1e6
+
+
+def test_nothing_is_paid_for_behind_a_step_in_which_all_have_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: Counter[str]
+) -> None:
+    """What the next strategy waits for is not its own work."""
+    bench = DigitsBench(tmp_path, requests=1)
+    loop, other = bench.loop("plain"), bench.loop("vllm")
+    bench.decode(loop)
+    bench.decode(other)
+    expected.clear()
+
+    def refuse(*_: object) -> bool:
+        raise MatcherError("broken on purpose")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Plain, "advance", refuse)
+        bench.decode(loop)
+    assert bench.recorder.requests[0].error
+    assert expected["ahead"] == 1
+    sleep(pause_s := 1)  # far more than this step takes
+    bench.decode(other)
+    (first,) = [trace for trace in bench.recorder.steps if trace.step == 0]
+    spent_us = first.draft_us + first.verify_us + first.grammar_us + first.host_us
+    assert spent_us < pause_s * 1e6
 
 
 def test_the_traces_of_a_step_outlive_an_interrupted_run(
