@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -20,8 +21,8 @@ POLL_S = 0.2
 def gives_none(launcher: Mapping[str, Any]) -> bool:
     """Whether a launcher with these settings, ``hydra.launcher``, runs jobs beside each other that
     all see the same GPUs. Ray and Slurm let each see its own, and ``basic`` runs one at a time."""
-    joblib = str(launcher.get("_target_")).endswith(".JoblibLauncher")
-    return joblib or launcher.get("cluster") == "local"
+    here = str(launcher.get("_target_")).endswith((".JoblibLauncher", ".LocalLauncher"))
+    return here or launcher.get("cluster") == "local"
 
 
 @contextmanager
@@ -29,7 +30,8 @@ def own_gpus(sweep: Path, device: str, processes: int) -> Iterator[None]:
     """Decode on GPUs that no other job of the sweep has, on this machine; wait for them.
 
     A job that names its GPU takes that one, one of ``engine.dp`` processes takes the first ones,
-    and any other the first that is free. A job whose process dies has none any more.
+    and any other the first that is free. A job whose process dies has none any more, and one that
+    has come to its end leaves no memory taken there: its process may go on with another GPU.
 
     Args:
         sweep: its folder.
@@ -50,6 +52,9 @@ def own_gpus(sweep: Path, device: str, processes: int) -> Iterator[None]:
         if not named:
             torch.cuda.set_device(first)
         yield
+        gc.unfreeze()  # a run's models lie in reference cycles, and out of the collector's sight
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 @contextmanager

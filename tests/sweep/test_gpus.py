@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Thread
+from weakref import ref
 
 import pytest
 import torch
@@ -75,6 +77,26 @@ def test_a_job_waits_for_just_those_that_it_asks_for(
     thread.join()
 
 
+class Model:
+    """Refers to itself, as a captured one does."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_a_gpu_is_given_on_without_what_a_job_had_there(
+    two: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of a pool lives on, and its next job may get another GPU."""
+    given_on: list[object] = []
+    with own_gpus(tmp_path, "auto", 1):
+        model = ref(Model())
+        gc.freeze()
+        assert model() is not None
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_on.append(model()))
+    assert given_on == [None]
+
+
 def test_jobs_on_cpus_wait_for_nothing(two: list[int], tmp_path: Path) -> None:
     with own_gpus(tmp_path, "cpu", 3), own_gpus(tmp_path, "cpu", 1):
         assert two == []
@@ -93,6 +115,7 @@ def test_more_gpus_than_there_are_cannot_be_waited_for(two: list[int], tmp_path:
     [
         (["hydra/launcher=joblib"], True),
         (["hydra/launcher=slurm", "hydra.launcher.cluster=local"], True),
+        (["hydra/launcher=submitit_local"], True),
         (["hydra/launcher=slurm"], False),
         (["hydra/launcher=ray"], False),
         ([], False),
