@@ -34,7 +34,7 @@ from harness.errors import (
     RanksError,
     ShardError,
 )
-from harness.parallel.launch import join, launcher, leave, own_rank
+from harness.parallel.launch import join, joined, launcher, leave, own_rank
 from harness.parallel.ranks import ALONE, Ranks
 from harness.results.journal import Journal
 from harness.results.manifest import manifest
@@ -99,7 +99,8 @@ def _one_line_errors() -> Iterator[None]:
         lost = isinstance(error, LostRank)
         if lost or own_rank() == 0:  # which speaks for all, unless it is the lost one
             print(f"error: {_explain(error)}", file=sys.stderr, flush=True)
-        if lost:
+        if lost or joined():
+            sys.stdout.flush()
             os._exit(EXIT_BAD_INPUT)  # a communicator without its peer may wait at the exit
         sys.exit(EXIT_BAD_INPUT)
     except KeyboardInterrupt as stop:

@@ -39,9 +39,14 @@ def join(tp: int, timeout_s: float, device: str) -> Ranks:
     return _join(timeout_s, rank_device(device)) if tp > 1 else ALONE
 
 
+def joined() -> bool:
+    """Whether this process has met other ranks, and not left them."""
+    return dist.is_initialized()
+
+
 def leave() -> None:
     """Part from the other ranks, if there are any: all is done."""
-    if dist.is_initialized():
+    if joined():
         reset_captures()  # NCCL waits for the end of all graphs that hold its work
         dist.destroy_process_group()
 

@@ -119,12 +119,12 @@ def test_rank_0_alone_decides_every_token(base: Path, tmp_path: Path) -> None:
     assert_same(folder, alone(base, tmp_path / "alone", *arguments))
 
 
-@pytest.mark.parametrize("draft", ["draft", "borrowing"])
 def test_rank_0_decides_what_ranks_draft_in_one_go_and_run_ahead(
-    draft: str, base: Path, tmp_path: Path
+    base: Path, tmp_path: Path
 ) -> None:
     # As GPUs run. A borrowed embedding is shared out: what the other one feeds, rank 0 would see.
-    arguments = ["engine.mode=graphs", f"pair.draft={base / draft}"]
+    arguments = ["engine.mode=graphs", "compare=[plain,vllm,trtllm,llamacpp]"]
+    arguments.append(f"pair.draft={base / 'borrowing'}")
     folder = run(tmp_path, *settings(base), *arguments, scripts=("", script(NOISE)))
     assert_same(folder, alone(base, tmp_path / "alone", *arguments))
 
