@@ -28,4 +28,4 @@ class Patient(Plain):
 
     def __init__(self, options: Any, setup: Setup) -> None:
         super().__init__(options, setup)
-        time.sleep(3)
+        time.sleep(2)

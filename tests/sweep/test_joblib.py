@@ -21,18 +21,13 @@ def pool() -> Iterator[tuple[str, str]]:
     loky.get_reusable_executor().shutdown(kill_workers=True)
 
 
-def test_a_killed_process_takes_no_other_job_along(
-    sweep: Command, pool: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert sweep("strategy=tests.sweep.deadly:Deadly,plain", *pool) == 1
-    jobs = SweepFolder.open(only_sweep()).jobs
-    assert [job.state for job in jobs] == [State.FAILED, State.FINISHED]
-    assert "Deadly): its process was killed" in capsys.readouterr().err
-    assert len(pd.read_parquet(only_sweep() / "requests")) == len(ITEMS)
-
-
-def test_a_resume_runs_what_had_failed_also_beside_a_process_that_is_killed(
-    sweep: Command, resume: Command, pool: tuple[str, str], base: Path, tmp_path: Path
+def test_a_killed_process_takes_no_other_job_along_nor_what_had_failed_before(
+    sweep: Command,
+    resume: Command,
+    pool: tuple[str, str],
+    base: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     items = tmp_path / "items.jsonl"  # not there yet
     names = "tests.sweep.deadly:Deadly,tests.sweep.deadly:Patient"
@@ -42,7 +37,8 @@ def test_a_resume_runs_what_had_failed_also_beside_a_process_that_is_killed(
     assert resume(str(folder), *pool) == 1
     jobs = SweepFolder.open(folder).jobs
     assert [job.state for job in jobs] == [State.FAILED, State.FINISHED]
-    assert jobs[0].reason.startswith("its process was killed")
+    assert "Deadly): its process was killed" in capsys.readouterr().err
+    assert len(pd.read_parquet(folder / "requests")) == len(ITEMS)
 
 
 def test_a_job_in_the_pool_may_share_its_requests_out(
