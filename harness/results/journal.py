@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 
 from harness.core import RequestTrace, StepTrace, columns
 from harness.errors import ConfigError
+from harness.lock import lock
 
 NAME = "journal.jsonl"
 """Its name in the run folder. It is there as long as the run is not finished."""
@@ -46,11 +46,9 @@ class Journal:
         self._path = path
         self._file = path.open("a+b", buffering=0)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not lock(self._file):
+                raise ConfigError(f"resume: {path.parent} is still running; wait for it")
             records = self._take_up()
-        except BlockingIOError:
-            self.close()
-            raise ConfigError(f"resume: {path.parent} is still running; wait for it") from None
         except Exception:
             self.close()
             raise

@@ -13,7 +13,6 @@ be killed at any moment, so that nobody is left to tell.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import ConfigError
+from harness.lock import lock
 from harness.results.record import RunFolder
 
 MANIFEST = "sweep.json"
@@ -196,10 +196,8 @@ class SweepFolder:
             ConfigError: one does.
         """
         with (self.path / MANIFEST).open("r+b") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(f"{self.path} is still running; wait for it") from None
+            if not lock(file):
+                raise ConfigError(f"{self.path} is still running; wait for it")
             yield
 
     @property

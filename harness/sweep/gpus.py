@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import socket
 import time
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from harness.data_parallel.shard import devices
+from harness.lock import lock
 
 POLL_S = 0.2
 
@@ -72,9 +72,4 @@ def _first_free(sweep: Path, choices: list[list[int]]) -> Iterator[list[int]]:
 def _lock(sweep: Path, index: int) -> Iterator[bool]:
     """Hold a GPU, or learn that another job does."""
     with (sweep / f".gpu-{socket.gethostname()}-{index}").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        yield lock(file)
