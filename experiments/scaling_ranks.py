@@ -15,7 +15,7 @@ import pandas as pd
 
 from harness.config import Config
 from harness.data_parallel.workers import CONTEXT, Worker
-from harness.errors import HarnessError, RanksError
+from harness.errors import HarnessError, RanksError, named
 from harness.parallel.launch import join
 from harness.parallel.ranks import Ranks
 from harness.results.record import Recorder
@@ -121,7 +121,7 @@ def work(connection: Connection, config: Config, number: int, port: int) -> None
         _tell(connection, str(error))
     except Exception as error:
         traceback.print_exc()
-        _tell(connection, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        _tell(connection, named(error))
 
 
 def _decode(run: Run, recorder: Recorder, ranks: Ranks) -> Pass:

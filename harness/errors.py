@@ -62,6 +62,11 @@ def check_timeout(field: str, seconds: float) -> None:
         )
 
 
+def named(error: Exception) -> str:
+    """The first line of what an error says, behind the name of its class."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
 def exit_status(command: Callable[[], int]) -> int:
     """What a command returns; ``EXIT_BAD_INPUT``, and one line, for what the user can correct."""
     try:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from harness.config import Config
 from harness.core import RequestTrace, StepTrace
 from harness.data_parallel.shard import Shard
-from harness.errors import HarnessError
+from harness.errors import HarnessError, named
 from harness.results.journal import Entry
 from harness.results.record import Recorder
 from harness.results.viewer.tokens import TokenTexts
@@ -122,16 +122,12 @@ def work(connection: Connection, config: Config, shard: Shard, done: Set[tuple[s
     except (EOFError, ConnectionError) as error:
         # The one that started it is gone, or has had enough, and hears nothing; or it is another
         # file or line that has ended, of a strategy's, say.
-        _tell(connection, _line(error))
+        _tell(connection, named(error))
     except HarnessError as error:
         _tell(connection, str(error))
     except Exception as error:
         traceback.print_exc()
-        _tell(connection, _line(error))
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        _tell(connection, named(error))
 
 
 def _tell(connection: Connection, reason: str) -> None:

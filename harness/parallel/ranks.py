@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from harness.clock import Clock
-from harness.errors import HarnessError, LostRank
+from harness.errors import HarnessError, LostRank, named
 from harness.parallel.watchdog import Watchdog
 
 T = TypeVar("T")
@@ -238,4 +238,4 @@ def common_reason(reasons: Sequence[str | None]) -> str:
 
 def _reason(error: Exception) -> str:
     line = str(error).partition("\n")[0]
-    return line if line and isinstance(error, HarnessError) else f"{type(error).__name__}: {line}"
+    return line if line and isinstance(error, HarnessError) else named(error)
