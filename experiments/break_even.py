@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness.errors import ConfigError, exit_status
+from harness.errors import ConfigError, exit_status, writing
 from harness.results.answer import CEILING
 from harness.results.break_even import break_even_limits, fastest, speeds
 from harness.results.costs import GUIDED, Costs
@@ -91,12 +91,8 @@ def _map(words: Sequence[str]) -> int:
     print(f"  {GUIDED} beats a strategy (– = never)\n")
     print_tables(tables)
     if out := settings["out"]:
-        try:
+        with writing(f"out: {out}", "name another file"):
             Path(out).write_text("\n".join(map(to_markdown, tables)), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(
-                f"out: {out} cannot be written ({error.strerror}); name another file"
-            ) from None
     return 0
 
 

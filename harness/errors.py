@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import TIMEOUT_MAX
 
 EXIT_BAD_INPUT = 2
@@ -60,6 +61,23 @@ def check_timeout(field: str, seconds: float) -> None:
         raise ConfigError(
             f"{field}: {seconds} is not above 0 and at most {TIMEOUT_MAX:g}; give seconds"
         )
+
+
+@contextmanager
+def writing(what: str, remedy: str) -> Iterator[None]:
+    """Write files in the body.
+
+    Args:
+        what: is written: a path, perhaps behind the setting that named it.
+        remedy: where it cannot be.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{what} cannot be written ({error.strerror}); {remedy}") from None
 
 
 def named(error: Exception) -> str:

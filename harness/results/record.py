@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from harness.core import RequestTrace, StepTrace
-from harness.errors import ConfigError
+from harness.errors import ConfigError, writing
 from harness.results import journal
 from harness.results.journal import Journal
 from harness.results.schema import SCHEMA_VERSION, Metrics, request_schema, step_schema
@@ -256,14 +256,8 @@ class RunFolder:
         return strategies
 
 
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"run folder {path} cannot be written ({error.strerror}); choose another"
-        ) from None
+def _writing(path: Path) -> AbstractContextManager[None]:
+    return writing(f"run folder {path}", "choose another")
 
 
 @contextmanager

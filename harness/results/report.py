@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.errors import ConfigError, exit_status
+from harness.errors import ConfigError, exit_status, writing
 from harness.results.answer import answer
 from harness.results.page import comparison_page, run_page
 from harness.results.pivot import pivots
@@ -145,14 +145,10 @@ def _warn_of_unfinished(path: Path) -> None:
 def _report_run(path: Path, folder: RunFolder, latex: bool) -> None:
     """Write, then print: what is written is complete, whoever stops reading."""
     summary, steps = folder.strategies(), folder.steps()
-    try:
+    with writing(str(path), "report on a copy of it"):
         write_report(folder)
         tidy(summary, steps).to_csv(folder.csv_path, index=False)
         folder.page_path.write_text(run_page(folder), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be written ({error.strerror}); report on a copy of it"
-        ) from None
     if latex:
         _print_latex(comparison_tables(summary))
         return
@@ -177,15 +173,11 @@ def _shared_head(runs: Runs) -> str:
 def _write_side_by_side(runs: Runs, figures: Sequence[Table], table: Table, out: Path) -> None:
     blocks = [f"# {len(runs)} runs side by side\n", _shared_head(runs)]
     blocks += [*map(to_markdown, [*figures, table]), glossary([table])]
-    try:
+    with writing(f"--out: {out}", "name another folder"):
         out.mkdir(parents=True, exist_ok=True)
         (out / "comparison.md").write_text("\n".join(blocks), encoding="utf-8")
         tidy_runs(runs).to_csv(out / "comparison.csv", index=False)
         (out / "comparison.html").write_text(comparison_page(runs), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"--out: {out} cannot be written ({error.strerror}); name another folder"
-        ) from None
 
 
 if __name__ == "__main__":
