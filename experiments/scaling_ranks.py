@@ -115,8 +115,10 @@ def work(connection: Connection, config: Config, number: int, port: int) -> None
         while True:
             connection.recv()
             connection.send(_decode(run, recorder, ranks))
-    except (EOFError, ConnectionError):
-        return  # the one that leads is gone, or has had enough
+    except (EOFError, ConnectionError) as error:
+        # The one that leads is gone, or has had enough, and hears nothing; or it is another file
+        # or line that has ended, of a strategy's, say.
+        _tell(connection, named(error))
     except HarnessError as error:
         _tell(connection, str(error))
     except Exception as error:
