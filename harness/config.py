@@ -32,6 +32,8 @@ class Config:
         name: of the run folder, after the date.
         runs: folder that run folders are made in.
         seed: of the run; each request derives its own.
+        repeat: which repeat of the same run this is. It changes nothing but where the report puts
+            the run: it takes those that differ in this alone together.
         resume: folder of an unfinished run, to go on in with the settings that it has.
     """
 
@@ -40,6 +42,7 @@ class Config:
     name: str = "run"
     runs: str = "runs"
     seed: int = 0
+    repeat: int = 0
     resume: str | None = None
     pair: PairConfig = MISSING
     drafter: DrafterConfig = field(default_factory=DrafterConfig)

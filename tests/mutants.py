@@ -252,6 +252,27 @@ MUTANTS = (
         "tests/models/test_causal_lm.py",
     ),
     Mutant(
+        "repeats of a sweep take turns",
+        "harness/sweep/sweeper.py",
+        'overrides.sort(key=lambda each: each.key_or_group != "repeat")',
+        "pass",
+        "tests/sweep/test_sweep.py",
+    ),
+    Mutant(
+        "an interval of repeats reaches from the lowest end to the highest",
+        "harness/results/repeats.py",
+        "return [min(lows), max(highs)]",
+        "return [max(lows), min(highs)]",
+        "tests/results/test_repeats.py",
+    ),
+    Mutant(
+        "runs of two commits are no repeats",
+        "harness/results/pivot.py",
+        "    if most > 1 and len(",
+        "    if most > 9 and len(",
+        "tests/results/test_report_pivot.py",
+    ),
+    Mutant(
         "a mask lingers in the next forward's row",
         "harness/static_logits.py",
         "            self._host[row] = EVERY_TOKEN\n",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
-from harness.results.side_by_side import SHOWN, Runs, side_by_side
+from harness.results.repeats import TOGETHER, together
+from harness.results.schema import Metrics
+from harness.results.side_by_side import DIFFERS, SHOWN, Runs, shown
 from harness.results.table import NONE, Table
 
 
@@ -14,40 +16,69 @@ def pivots(runs: Runs, differing: pd.DataFrame) -> list[Table]:
     """A table for each number that is set side by side: its values over one setting.
 
     That setting is the one with most values, the first of several; the others stand in the rows,
-    before the strategy. Settings that only vary along with another one are left out.
+    before the strategy. Settings that only vary along with another one are left out. Repeats share
+    a cell (``repeats.together``); where nothing else differs, one table has all numbers.
 
     Args:
         runs: at least one.
         differing: ``[runs, settings]``, from ``differences``.
 
     Returns:
-        Nothing where no setting differs, or where two runs of a strategy differ in none: which of
-        the two is to stand in the cell?
+        Nothing where no setting differs and nothing is repeated, or where two runs of a strategy
+        differ in no setting but in the commit: they are no repeats.
     """
     swept = independent(differing)
-    if swept.empty:
+    groups = _alike(runs, swept)
+    counts = (len(repeats) for found in groups.values() for repeats in found.values())
+    most = max(counts, default=0)
+    if most > 1 and len({str(run.manifest().get("git")) for run in runs.values()}) > 1:
         return []
+    if swept.empty and most <= 1:
+        return []
+    docs: Mapping[str, str] = {}
+    rows: list[tuple[str, ...]] = []
+    for setting, found in groups.items():
+        docs, numbers = shown({name: together(repeats) for name, repeats in found.items()})
+        rows += [(*setting, *row) for row in numbers]
+    docs = {**docs, **dict.fromkeys(swept.columns, DIFFERS)}
+    if most > 1:
+        docs |= {number: f"{docs[number]}; {TOGETHER}" for number in SHOWN}
+    names = [*swept.columns, "strategy", *SHOWN]
+    repeated = f"{most} repeats" if most > 1 else ""
+    if swept.empty:
+        return [Table(repeated, tuple(names), tuple(docs[name] for name in names), tuple(rows))]
     across = str(swept.nunique().idxmax())
     down = [*swept.columns.drop(across), "strategy"]
-    whole = side_by_side(runs, swept)
-    cells = pd.DataFrame(whole.rows, columns=whole.headers)
-    if cells.duplicated([*down, across]).any():
-        return []
+    cells = pd.DataFrame(rows, columns=names)
     for name in (*down, across):
         cells[name] = pd.Categorical(cells[name], in_order(cells[name]))
-    docs = dict(zip(whole.headers, whole.docs, strict=True))
     return [
-        _table(number, docs, cells.pivot(index=down, columns=across, values=number).fillna(NONE))
+        _table(
+            f"{number} over {across}{repeated and f', {repeated}'}",
+            docs,
+            number,
+            cells.pivot(index=down, columns=across, values=number).fillna(NONE),
+        )
         for number in SHOWN
     ]
 
 
-def _table(number: str, docs: dict[str, str], values: pd.DataFrame) -> Table:
+def _alike(runs: Runs, swept: pd.DataFrame) -> dict[tuple[str, ...], dict[str, list[Metrics]]]:
+    """The metrics of all runs with the same settings, by strategy."""
+    groups: dict[tuple[str, ...], dict[str, list[Metrics]]] = {}
+    for name, run in runs.items():
+        found = groups.setdefault(tuple(map(str, swept.loc[name])), {})
+        for strategy, metrics in run.strategies().items():
+            found.setdefault(strategy, []).append(metrics)
+    return groups
+
+
+def _table(title: str, docs: Mapping[str, str], number: str, values: pd.DataFrame) -> Table:
     """One number: ``[rows, values of the setting]``."""
     down, across = map(str, values.index.names), values.columns.name
     headers = [*down, *map(str, values.columns)]
     return Table(
-        f"{number} over {across}",
+        title,
         tuple(headers),
         tuple(docs.get(name, f"{docs[number]}; with {across} = {name}") for name in headers),
         tuple(tuple(map(str, row)) for row in values.reset_index().itertuples(index=False)),

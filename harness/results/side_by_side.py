@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from harness.results.manifest import flat
 from harness.results.record import RunFolder
+from harness.results.schema import Metrics
 from harness.results.sections import describe_hardware, legend
 from harness.results.table import NONE, Table, comparison_tables
 from harness.results.tidy import tidy
@@ -29,7 +30,7 @@ SHOWN = (
 
 DIFFERS = "setting that differs between the runs"
 
-_NO_SETTING = {"name", "runs", "strategy", "compare", "pair.dtype", "pair.device"}
+_NO_SETTING = {"name", "repeat", "runs", "strategy", "compare", "pair.dtype", "pair.device"}
 """Parts of a config that are names and places, or stand in the manifest as what they came to."""
 
 Runs = Mapping[str, RunFolder]
@@ -93,17 +94,10 @@ def side_by_side(runs: Runs, differing: pd.DataFrame) -> Table:
         runs: at least one.
         differing: ``[runs, settings]``, from ``differences``; the columns to show.
     """
-    docs: dict[str, str] = {}
+    docs: Mapping[str, str] = {}
     rows: list[tuple[str, ...]] = []
     for name, run in runs.items():
-        tables = comparison_tables(run.strategies())
-        docs = legend(tables)
-        columns = {
-            header: cells
-            for table in tables
-            for header, *cells in zip(table.headers, *table.rows, strict=True)
-        }
-        numbers = zip(columns["strategy"], *(columns[header] for header in SHOWN), strict=True)
+        docs, numbers = shown(run.strategies())
         rows += [(name, *differing.loc[name], *row) for row in numbers]
     return Table(
         "Side by side",
@@ -115,6 +109,18 @@ def side_by_side(runs: Runs, differing: pd.DataFrame) -> Table:
         ),
         tuple(rows),
     )
+
+
+def shown(summary: Mapping[str, Metrics]) -> tuple[Mapping[str, str], list[tuple[str, ...]]]:
+    """What every column of ``SHOWN`` means, and a row of its strategy and these for each."""
+    tables = comparison_tables(summary)
+    columns = {
+        header: cells
+        for table in tables
+        for header, *cells in zip(table.headers, *table.rows, strict=True)
+    }
+    rows = zip(columns["strategy"], *(columns[header] for header in SHOWN), strict=True)
+    return legend(tables), list(rows)
 
 
 def tidy_runs(runs: Runs) -> pd.DataFrame:

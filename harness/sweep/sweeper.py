@@ -119,6 +119,8 @@ class Sweeper(sweeper.Sweeper):
         overrides = parser.parse_overrides(
             [*(f"{name}={values}" for name, values in self._params.items()), *arguments]
         )
+        # A repeat is the whole sweep again, so that no job meets one mood of the machine only.
+        overrides.sort(key=lambda each: each.key_or_group != "repeat")
         (jobs,) = BasicSweeper.split_arguments(overrides, None)
         if not jobs:
             empty = next(each for each in overrides if each.is_sweep_override() and not _any(each))

@@ -16,9 +16,15 @@ from tests.results import tiny_run
 from tests.results.folders import MANIFEST, tiny_folder
 
 
-def job(path: Path, drafts: int = 4, engine: str = "xgrammar", **kept: Any) -> RunFolder:
+def job(
+    path: Path, drafts: int = 4, engine: str = "xgrammar", repeat: int = 0, **kept: Any
+) -> RunFolder:
     """A run with these settings; its numbers are always the same."""
-    config = {"grammar": {"engine": engine}, "engine": {"draft_tokens": drafts}}
+    config = {
+        "repeat": repeat,
+        "grammar": {"engine": engine},
+        "engine": {"draft_tokens": drafts},
+    }
     return tiny_folder(path / f"{engine}-{drafts}", **kept, config=config)
 
 
@@ -89,11 +95,47 @@ def test_a_setting_that_goes_along_with_another_is_left_out(tmp_path: Path) -> N
     assert pivots(runs, differing)[0].headers == ("strategy", "xgrammar", "llguidance")
 
 
+def test_repeats_share_a_cell(tmp_path: Path) -> None:
+    """The median, and the interval from the lowest end to the highest."""
+    repeats = [
+        job(tmp_path / str(repeat), drafts, steps=slower(repeat), repeat=repeat)
+        for repeat in (1, 2, 3)
+        for drafts in (2, 4)
+    ]
+    found = {table.title: table for table in tables(*repeats)}
+    (plain, vllm) = found["tok/s to plain over engine.draft_tokens, 3 repeats"].rows
+    assert plain[1] == "1.00 (1.00–1.00)"
+    alone = [tables(each, job(tmp_path / "other", 8))[1].rows[1][1] for each in repeats[::2]]
+    middle, lows, highs = zip(*(each.replace("–", " (").split(" (") for each in alone), strict=True)
+    assert middle[1] != middle[0] != middle[2]
+    assert vllm[1] == vllm[2] == f"{middle[1]} ({min(lows)}–{max(highs)}"
+    counts = found["rolled back over engine.draft_tokens, 3 repeats"]
+    assert counts.rows[1][1:] == ("7", "7")
+    assert "median of the repeats" in counts.docs[1]
+
+
+def slower(times: int) -> Any:
+    """The steps of the tiny run, where those of vllm took so many times as long."""
+    steps = tiny_run()[0]
+    theirs = steps["strategy"] == "vllm"
+    names = ["draft_us", "verify_us", "grammar_us", "host_us"]
+    return steps.assign(**{name: steps[name].where(~theirs, steps[name] * times) for name in names})
+
+
+def test_repeats_and_nothing_else_are_one_table(tmp_path: Path) -> None:
+    (table,) = tables(*(job(tmp_path / str(at), repeat=at) for at in (1, 2)))
+    assert table.title == "2 repeats"
+    assert table.headers == ("strategy", *SHOWN)
+    assert [row[0] for row in table.rows] == ["plain", "vllm"]
+    assert "median of the repeats" in table.docs[1]
+
+
 @pytest.mark.parametrize("drafts", [(4, 4), (2, 4, 4)], ids=["all alike", "some alike"])
-def test_runs_that_differ_in_nothing_have_no_such_table(
-    tmp_path: Path, drafts: tuple[int, ...]
-) -> None:
-    assert not tables(*(job(tmp_path / str(at), each) for at, each in enumerate(drafts)))
+def test_runs_of_two_commits_are_no_repeats(tmp_path: Path, drafts: tuple[int, ...]) -> None:
+    folders = [job(tmp_path / str(at), each) for at, each in enumerate(drafts)]
+    other = {**MANIFEST, "git": {"commit": "def456", "dirty": False}}
+    assert tables(*folders)
+    assert not tables(*folders[:-1], job(tmp_path / "other", 4, manifest=other))
 
 
 def test_the_report_prints_and_writes_these_tables(

@@ -194,6 +194,26 @@ def test_a_report_and_a_regression_check_read_the_whole_sweep(
     assert "# 1 of 2 groups of the sweep are worse" in capsys.readouterr().out
 
 
+def test_repeats_take_turns_and_are_reported_together(sweep: Command) -> None:
+    """What the machine is busy with for a while is not to fall on all repeats of one job."""
+    assert sweep("engine.draft_tokens=2,3", "compare=[plain,vllm]", "repeat=1,2") == 0
+    folder = only_sweep()
+    assert [job.differing for job in SweepFolder.open(folder).jobs] == [
+        ("repeat=1", "engine.draft_tokens=2"),
+        ("repeat=1", "engine.draft_tokens=3"),
+        ("repeat=2", "engine.draft_tokens=2"),
+        ("repeat=2", "engine.draft_tokens=3"),
+    ]
+    assert report([str(folder)]) == 0
+    text = (folder / "comparison.md").read_text(encoding="utf-8")
+    table = text.split("## rolled back over engine.draft_tokens, 2 repeats")[1].split("##")[0]
+    assert "| strategy | 2 | 3 |" in table
+    runs = [job.folder.strategies()["vllm"] for job in SweepFolder.open(folder).jobs]
+    first, second, *again = [run["rollback_tokens"] for run in runs]
+    assert again == [first, second]
+    assert f"| vllm | {first} | {second} |" in table
+
+
 BAD_INPUT = {
     "a setting that none can compose": (["engine.slot=1,2"], "engine.slot: no such setting"),
     "a value of another type": (["engine.slots=1,many"], "engine.slots"),
