@@ -28,6 +28,7 @@ from experiments.study import Study, run_study
 from harness.config import Config, GrammarConfig
 from harness.core import longest_common_prefix
 from harness.engine import EngineConfig
+from harness.garbage import forget_set_up
 from harness.loop import DecodeLoop
 from harness.models.graphs import StaticLM
 from harness.models.language_model import RowInput
@@ -37,7 +38,7 @@ from harness.results.metrics import TIMES
 from harness.results.predict import behind_whole_window
 from harness.results.record import Recorder
 from harness.results.table import NONE, Table
-from harness.run import Run, forget_set_up
+from harness.run import Run
 from harness.workloads.loaders import WorkloadConfig
 
 DRAFT_TOKENS = 4

@@ -33,6 +33,7 @@ from harness.detail import DetailedVerifier
 from harness.drafters.base import Drafter, SteppedDrafter
 from harness.engine import EngineConfig
 from harness.errors import ConfigError, DeadEnd
+from harness.garbage import Garbage
 from harness.grammar.masks import MaskBuffer
 from harness.grammar.matcher import GrammarEngine
 from harness.grammar.pool import GrammarPool
@@ -125,14 +126,16 @@ class DecodeLoop:
             strategy.verifier = self._detailed
         self._invariants = Invariants(strategy.follows, vocab_size, clock, config.paranoid)
         self._ranks, self._agreement = ranks, Agreement(ranks)
+        self._garbage = Garbage()
         self.running: list[Sequence] = []
 
     def run(self, requests: Iterable[Request]) -> None:
         """Decode all requests; a slot that becomes free is refilled at once."""
         self.submit(requests)
         try:
-            while self.advance():
-                pass
+            with self._garbage.paused():
+                while self.advance():
+                    pass
         finally:
             self._write_traces()
 
@@ -398,6 +401,8 @@ class DecodeLoop:
             self.running.remove(sequence)
             self._free.append(sequence.slot)
             self.observer.finished(sequence, self._times.pop(sequence.slot))
+        if finished:  # so the device has nothing to do, and no time counts
+            self._garbage.collect()
 
 
 def _check_rollback(strategy: Strategy, engine: GrammarEngine) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence as SequenceOf
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
@@ -24,6 +23,7 @@ from harness.drafters.costs import step_costs
 from harness.drafters.length import Costs
 from harness.drafters.oracle import check_references, references_of
 from harness.errors import ConfigError, RequestError
+from harness.garbage import forget_set_up
 from harness.grammar.matcher import TokenTable, Whitespace
 from harness.grammar.reasoning import answer_ids
 from harness.grammar.service import GrammarService, grammar_engine
@@ -364,15 +364,6 @@ class Run:
         if engine.mode == "graphs" or (engine.mode == "auto" and on_cuda):
             return StaticLM(eager, 1 + engine.draft_tokens, self._places, engine.compile)
         return eager
-
-
-def forget_set_up() -> None:
-    """Keep what exists now out of the garbage collector's sight. Compilers leave millions of
-    objects behind, and a full collection that walks them stops the loop for a good part of a
-    second. What an earlier run froze is collected first: its models must not stay."""
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
 
 
 def all_failed(recorder: Recorder) -> str | None:

@@ -273,6 +273,20 @@ MUTANTS = (
         "tests/results/test_report_pivot.py",
     ),
     Mutant(
+        "no garbage collection while time counts",
+        "harness/garbage.py",
+        "        gc.disable()\n        gc.freeze()\n",
+        "        gc.freeze()\n",
+        "tests/test_garbage.py",
+    ),
+    Mutant(
+        "garbage is collected as requests end",
+        "harness/loop.py",
+        "            self._garbage.collect()\n",
+        "            pass\n",
+        "tests/test_garbage.py",
+    ),
+    Mutant(
         "a mask lingers in the next forward's row",
         "harness/static_logits.py",
         "            self._host[row] = EVERY_TOKEN\n",

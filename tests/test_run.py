@@ -11,9 +11,10 @@ import pytest
 
 from harness.config import Config
 from harness.engine import EngineConfig
+from harness.garbage import forget_set_up
 from harness.models.pair import PairConfig
 from harness.results.record import Recorder
-from harness.run import Run, forget_set_up
+from harness.run import Run
 from harness.workloads.loaders import WorkloadConfig
 from tests.tiny_pair import save_pair
 

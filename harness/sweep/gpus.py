@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from harness.data_parallel.shard import devices
+from harness.garbage import release
 from harness.lock import lock
 
 POLL_S = 0.2
@@ -52,8 +52,7 @@ def own_gpus(sweep: Path, device: str, processes: int) -> Iterator[None]:
         if not named:
             torch.cuda.set_device(first)
         yield
-        gc.unfreeze()  # a run's models lie in reference cycles, and out of the collector's sight
-        gc.collect()
+        release()
         torch.cuda.empty_cache()
 
 
