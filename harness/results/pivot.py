@@ -27,7 +27,7 @@ def pivots(runs: Runs, differing: pd.DataFrame) -> list[Table]:
         Nothing where no setting differs and nothing is repeated, or where two runs of a strategy
         differ in no setting but in the commit: they are no repeats.
     """
-    swept = independent(differing)
+    swept = independent(differing.drop(columns="repeat", errors="ignore"))
     groups = _alike(runs, swept)
     counts = (len(repeats) for found in groups.values() for repeats in found.values())
     most = max(counts, default=0)

@@ -30,7 +30,7 @@ SHOWN = (
 
 DIFFERS = "setting that differs between the runs"
 
-_NO_SETTING = {"name", "repeat", "runs", "strategy", "compare", "pair.dtype", "pair.device"}
+_NO_SETTING = {"name", "runs", "strategy", "compare", "pair.dtype", "pair.device"}
 """Parts of a config that are names and places, or stand in the manifest as what they came to."""
 
 Runs = Mapping[str, RunFolder]

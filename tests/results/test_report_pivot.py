@@ -109,6 +109,7 @@ def test_repeats_share_a_cell(tmp_path: Path) -> None:
     middle, lows, highs = zip(*(each.replace("–", " (").split(" (") for each in alone), strict=True)
     assert middle[1] != middle[0] != middle[2]
     assert vllm[1] == vllm[2] == f"{middle[1]} ({min(lows)}–{max(highs)}"
+    assert differences(labelled(repeats)).columns.tolist() == ["repeat", "engine.draft_tokens"]
     counts = found["rolled back over engine.draft_tokens, 3 repeats"]
     assert counts.rows[1][1:] == ("7", "7")
     assert "median of the repeats" in counts.docs[1]
