@@ -29,8 +29,8 @@ def pivots(runs: Runs, differing: pd.DataFrame) -> list[Table]:
     """
     swept = independent(differing.drop(columns="repeat", errors="ignore"))
     groups = _alike(runs, swept)
-    counts = (len(repeats) for found in groups.values() for repeats in found.values())
-    most = max(counts, default=0)
+    counts = {len(repeats) for found in groups.values() for repeats in found.values()}
+    least, most = min(counts, default=0), max(counts, default=0)
     if most > 1 and len({str(run.manifest().get("git")) for run in runs.values()}) > 1:
         return []
     if swept.empty and most <= 1:
@@ -44,7 +44,8 @@ def pivots(runs: Runs, differing: pd.DataFrame) -> list[Table]:
     if most > 1:
         docs |= {number: f"{docs[number]}; {TOGETHER}" for number in SHOWN}
     names = [*swept.columns, "strategy", *SHOWN]
-    repeated = f"{most} repeats" if most > 1 else ""
+    span = str(most) if least == most else f"{least} to {most}"
+    repeated = f"{span} repeats" if most > 1 else ""
     if swept.empty:
         return [Table(repeated, tuple(names), tuple(docs[name] for name in names), tuple(rows))]
     across = str(swept.nunique().idxmax())

@@ -115,6 +115,12 @@ def test_repeats_share_a_cell(tmp_path: Path) -> None:
     assert "median of the repeats" in counts.docs[1]
 
 
+def test_cells_of_fewer_repeats_are_told_of(tmp_path: Path) -> None:
+    """A sweep may have been interrupted in its second repeat."""
+    jobs = [job(tmp_path / str(at), drafts, repeat=at) for at, drafts in ((1, 2), (1, 4), (2, 2))]
+    assert tables(*jobs)[0].title == "tok/s over engine.draft_tokens, 1 to 2 repeats"
+
+
 def slower(times: int) -> Any:
     """The steps of the tiny run, where those of vllm took so many times as long."""
     steps = tiny_run()[0]
