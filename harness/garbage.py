@@ -6,6 +6,9 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+NEW = 1
+"""The oldest generation that holds what was made since the last collection, and nothing else."""
+
 
 class Garbage:
     """When a loop's garbage is collected: never while its time counts.
@@ -20,25 +23,22 @@ class Garbage:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Nothing is collected meanwhile but by ``collect``."""
-        enabled, nested, frozen = gc.isenabled(), self._paused, gc.get_freeze_count()
+        enabled, nested = gc.isenabled(), self._paused
         gc.disable()
-        gc.freeze()
         self._paused = True
         try:
             yield
         finally:
             self._paused = nested
-            if not frozen:
-                gc.unfreeze()
             if enabled:
                 gc.enable()
 
     def collect(self) -> None:
-        """Collect what was left since the last call, and look at the rest no more; nothing but
-        while paused."""
+        """Collect what was left since the last call; nothing but while paused. What is in use still
+        is not looked at again before the collector is back: freezing it would do that too, but
+        then nobody would ever collect it, nor whatever it refers to."""
         if self._paused:
-            gc.collect()
-            gc.freeze()
+            gc.collect(NEW)
 
 
 def forget_set_up() -> None:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.core import Sequence
+from harness.errors import MatcherError
 from harness.garbage import Garbage
 from harness.grammar.spec import GrammarSpec
 from harness.loop import DecodeLoop
 from harness.step import Step
+from strategies.plain import Plain
 from strategies.vllm import Vllm
+from tests.test_run_ahead import DigitsBench
 from tests.toys import Toy, Watch, random_law, request, toy_table
 
 TABLE = toy_table("pabc")
@@ -23,13 +29,19 @@ REQUESTS = [request(TABLE, GrammarSpec.regex("[abc]{8,20}"), f"r{at}") for at in
 
 @pytest.fixture(autouse=True)
 def eager() -> Iterator[None]:
-    """The collector wants to begin at every few objects; what was kept out of its sight stays."""
-    before, frozen = gc.get_threshold(), gc.get_freeze_count()
+    """The collector wants to begin at every few objects."""
+    before = gc.get_threshold()
     gc.set_threshold(5, 1, 1)
     yield
     gc.set_threshold(*before)
-    if not frozen:
-        gc.unfreeze()
+
+
+@pytest.fixture
+def frozen() -> Iterator[None]:
+    """An earlier run of the process has kept its set-up out of the collector's sight."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 class Knot:
@@ -40,20 +52,23 @@ class Knot:
 
 
 class Careless(Vllm):
-    """Leaves a knot at each step."""
+    """Leaves a knot at each step, after it has kept so many of them for a while."""
 
     name = "careless"
     knots: list[weakref.ref[Knot]]
+    kept: deque[Knot]
 
     def before_step(self, step: Step) -> None:
         super().before_step(step)
-        self.knots.append(weakref.ref(Knot()))
+        knot = Knot()
+        self.kept.append(knot)
+        self.knots.append(weakref.ref(knot))
 
 
-def made() -> tuple[Careless, Watch, DecodeLoop]:
+def made(kept: int = 0) -> tuple[Careless, Watch, DecodeLoop]:
     toy = Toy(TABLE, random_law(TABLE, 1), random_law(TABLE, 2))
     strategy = Careless(Careless.Options(), toy.setup)
-    strategy.knots = []
+    strategy.knots, strategy.kept = [], deque(maxlen=kept)
     return strategy, *toy.loop(strategy)
 
 
@@ -64,7 +79,7 @@ def collections(loop: DecodeLoop) -> Iterator[list[str]]:
 
     def begun(phase: str, info: dict[str, Any]) -> None:
         if phase == "start":
-            phases.append(loop.clock.phase)
+            phases.append("left" if loop.clock._left is not None else loop.clock.phase)
 
     gc.callbacks.append(begun)
     try:
@@ -88,17 +103,54 @@ def test_what_a_strategy_leaves_is_collected_before_the_run_is_over() -> None:
     assert not [knot for knot in strategy.knots if knot() is not None]
 
 
+@pytest.mark.usefixtures("frozen")
+def test_what_a_strategy_leaves_later_is_collected_after_the_run() -> None:
+    """Also where something was kept out of the collector's sight before."""
+    strategy, _, loop = made(kept=3)
+    loop.run(REQUESTS)
+    strategy.kept.clear()
+    gc.collect()
+    assert not [knot for knot in strategy.knots if knot() is not None]
+
+
 def test_a_collection_walks_what_is_new_alone() -> None:
     loop, walked = made()[2], []
 
     def begun(phase: str, info: dict[str, Any]) -> None:
         if phase == "start" and not gc.isenabled():
-            walked.append(len(gc.get_objects()))
+            generations = range(info["generation"] + 1)
+            walked.append(sum(len(gc.get_objects(each)) for each in generations))
 
     gc.callbacks.append(begun)
     loop.run(REQUESTS)
     gc.callbacks.remove(begun)
     assert max(walked) < 20_000 < len(gc.get_objects())
+
+
+def test_no_collection_begins_while_the_device_works_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request has failed behind the launch of their next step."""
+    bench = DigitsBench(tmp_path, requests=3)
+    loop = bench.loop("plain")
+    bench.decode(loop)
+    advance, retire, left = Plain.advance, DecodeLoop._retire, []
+
+    def refuse(self: Plain, step: Step, index: int, sequence: Sequence, matcher: Any) -> None:
+        if sequence.request is bench.run.requests[1] and len(sequence.output_ids) > 2:
+            raise MatcherError("broken on purpose")
+        advance(self, step, index, sequence, matcher)
+
+    def watched(self: DecodeLoop) -> None:
+        left.append(self.clock._left is not None and any(each.error for each in self.running))
+        retire(self)
+
+    monkeypatch.setattr(Plain, "advance", refuse)
+    monkeypatch.setattr(DecodeLoop, "_retire", watched)
+    with collections(loop) as phases:
+        bench.decode(loop)
+    assert left.count(True) == 1
+    assert set(phases) == {""}
 
 
 def test_who_steps_alone_keeps_the_collector_that_he_has() -> None:
@@ -111,13 +163,8 @@ def test_who_steps_alone_keeps_the_collector_that_he_has() -> None:
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-@pytest.mark.parametrize("frozen", [True, False])
-def test_the_collector_is_put_back(enabled: bool, frozen: bool) -> None:
-    if gc.get_freeze_count() and not frozen:
-        pytest.skip("something before has frozen its objects")
-    garbage = Garbage()
-    if frozen:
-        gc.freeze()
+def test_the_collector_is_put_back(enabled: bool) -> None:
+    garbage, frozen = Garbage(), gc.get_freeze_count()
     if not enabled:
         gc.disable()
     try:
@@ -128,9 +175,16 @@ def test_the_collector_is_put_back(enabled: bool, frozen: bool) -> None:
             assert not gc.isenabled()
             raise KeyError
         assert gc.isenabled() == enabled
-        assert (gc.get_freeze_count() > 0) == frozen
-        before = gc.get_freeze_count()
-        garbage.collect()  # does nothing any more
-        assert gc.get_freeze_count() == before
+        assert gc.get_freeze_count() == frozen
+    finally:
+        gc.enable()
+
+
+def test_who_is_not_paused_collects_nothing() -> None:
+    knot = weakref.ref(Knot())
+    gc.disable()
+    try:
+        Garbage().collect()
+        assert knot() is not None
     finally:
         gc.enable()
