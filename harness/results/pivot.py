@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Sized
 
 import pandas as pd
 
 from harness.results.repeats import TOGETHER, together
 from harness.results.schema import Metrics
-from harness.results.side_by_side import DIFFERS, SHOWN, Runs, shown
+from harness.results.side_by_side import DIFFERS, REPEAT, SHOWN, Runs, shown
 from harness.results.table import NONE, Table
 
 
@@ -27,51 +27,63 @@ def pivots(runs: Runs, differing: pd.DataFrame) -> list[Table]:
         Nothing where no setting differs and nothing is repeated, or where two runs of a strategy
         differ in no setting but in the commit: they are no repeats.
     """
-    swept = independent(differing.drop(columns="repeat", errors="ignore"))
+    swept = independent(differing.drop(columns=REPEAT, errors="ignore"))
     groups = _alike(runs, swept)
-    counts = {len(repeats) for found in groups.values() for repeats in found.values()}
-    least, most = min(counts, default=0), max(counts, default=0)
-    if most > 1 and len({str(run.manifest().get("git")) for run in runs.values()}) > 1:
+    cells = [repeats for found in groups.values() for repeats in found.values()]
+    if any(len({commit for commit, _ in repeats}) > 1 for repeats in cells):
         return []
-    if swept.empty and most <= 1:
+    repeated = _how_many(cells)
+    if swept.empty and not repeated:
         return []
     docs: Mapping[str, str] = {}
     rows: list[tuple[str, ...]] = []
     for setting, found in groups.items():
-        docs, numbers = shown({name: together(repeats) for name, repeats in found.items()})
+        merged = {name: together([each for _, each in found[name]]) for name in found}
+        docs, numbers = shown(merged)
         rows += [(*setting, *row) for row in numbers]
     docs = {**docs, **dict.fromkeys(swept.columns, DIFFERS)}
-    if most > 1:
+    if repeated:
         docs |= {number: f"{docs[number]}; {TOGETHER}" for number in SHOWN}
     names = [*swept.columns, "strategy", *SHOWN]
-    span = str(most) if least == most else f"{least} to {most}"
-    repeated = f"{span} repeats" if most > 1 else ""
     if swept.empty:
-        return [Table(repeated, tuple(names), tuple(docs[name] for name in names), tuple(rows))]
+        title = repeated.capitalize()
+        return [Table(title, tuple(names), tuple(docs[name] for name in names), tuple(rows))]
     across = str(swept.nunique().idxmax())
     down = [*swept.columns.drop(across), "strategy"]
-    cells = pd.DataFrame(rows, columns=names)
+    frame = pd.DataFrame(rows, columns=names)
     for name in (*down, across):
-        cells[name] = pd.Categorical(cells[name], in_order(cells[name]))
+        frame[name] = pd.Categorical(frame[name], in_order(frame[name]))
     return [
         _table(
             f"{number} over {across}{repeated and f', {repeated}'}",
             docs,
             number,
-            cells.pivot(index=down, columns=across, values=number).fillna(NONE),
+            frame.pivot(index=down, columns=across, values=number).fillna(NONE),
         )
         for number in SHOWN
     ]
 
 
-def _alike(runs: Runs, swept: pd.DataFrame) -> dict[tuple[str, ...], dict[str, list[Metrics]]]:
-    """The metrics of all runs with the same settings, by strategy."""
-    groups: dict[tuple[str, ...], dict[str, list[Metrics]]] = {}
+def _alike(
+    runs: Runs, swept: pd.DataFrame
+) -> dict[tuple[str, ...], dict[str, list[tuple[str, Metrics]]]]:
+    """Commit and metrics of all runs with the same settings, by strategy."""
+    groups: dict[tuple[str, ...], dict[str, list[tuple[str, Metrics]]]] = {}
     for name, run in runs.items():
         found = groups.setdefault(tuple(map(str, swept.loc[name])), {})
+        commit = str(run.manifest().get("git"))
         for strategy, metrics in run.strategies().items():
-            found.setdefault(strategy, []).append(metrics)
+            found.setdefault(strategy, []).append((commit, metrics))
     return groups
+
+
+def _how_many(cells: Sequence[Sized]) -> str:
+    """How many repeats a cell is the median of, for a title; empty where none has several. They
+    are not alike where some jobs of a sweep are not finished, or strategies were left out."""
+    least, most = min(map(len, cells), default=0), max(map(len, cells), default=0)
+    if most <= 1:
+        return ""
+    return f"median of {most if least == most else f'{least} to {most}'} repeats"
 
 
 def _table(title: str, docs: Mapping[str, str], number: str, values: pd.DataFrame) -> Table:

@@ -22,10 +22,11 @@ def together(repeats: Sequence[Metrics]) -> dict[str, Any]:
     as its engine would (``own``) is left out.
 
     Args:
-        repeats: at least one; what is None in one is taken from the others.
+        repeats: at least one; what is None in one, or what an older one lacks, is taken from the
+            others.
     """
     return {
-        name: _together(name, [each[name] for each in repeats if each[name] is not None])
+        name: _together(name, [each[name] for each in repeats if each.get(name) is not None])
         for name in METRICS
     }
 

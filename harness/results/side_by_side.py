@@ -30,6 +30,9 @@ SHOWN = (
 
 DIFFERS = "setting that differs between the runs"
 
+REPEAT = "repeat"
+"""The setting that tells repeats apart, and means nothing else."""
+
 _NO_SETTING = {"name", "runs", "strategy", "compare", "pair.dtype", "pair.device"}
 """Parts of a config that are names and places, or stand in the manifest as what they came to."""
 

@@ -43,3 +43,9 @@ def test_of_each_number_the_median_and_of_an_interval_the_ends(
     found = together([{**metrics, name: value} for value in values])
     assert found[name] == expected
     assert type(found[name]) is type(expected)
+
+
+def test_what_an_older_repeat_lacks_is_taken_from_the_others(metrics: dict[str, Any]) -> None:
+    older = {name: value for name, value in metrics.items() if name != "near_ties"}
+    assert together([older, {**metrics, "near_ties": 3}])["near_ties"] == 3
+    assert together([older])["near_ties"] is None

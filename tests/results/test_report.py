@@ -141,7 +141,7 @@ def test_several_runs_are_printed_and_written_side_by_side(run, tmp_path, capsys
     assert main([str(run.path), str(run.path), "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert printed.count("Acceptance") == 2
-    assert printed.count("2 repeats") == 1
+    assert printed.count("Median of 2 repeats") == 1
     assert "## Side by side" in (out / "comparison.md").read_text(encoding="utf-8")
     names = {"comparison.md", "comparison.csv", "comparison.html"}
     assert {path.name for path in out.iterdir()} == names

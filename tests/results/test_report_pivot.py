@@ -10,7 +10,13 @@ import pytest
 from harness.results.pivot import independent, pivots
 from harness.results.record import RunFolder
 from harness.results.report import main
-from harness.results.side_by_side import SHOWN, differences, labelled
+from harness.results.side_by_side import (
+    SHOWN,
+    differences,
+    labelled,
+    settings_table,
+    tidy_runs,
+)
 from harness.results.table import NONE, Table
 from tests.results import tiny_run
 from tests.results.folders import MANIFEST, tiny_folder
@@ -103,22 +109,35 @@ def test_repeats_share_a_cell(tmp_path: Path) -> None:
         for drafts in (2, 4)
     ]
     found = {table.title: table for table in tables(*repeats)}
-    (plain, vllm) = found["tok/s to plain over engine.draft_tokens, 3 repeats"].rows
+    (plain, vllm) = found["tok/s to plain over engine.draft_tokens, median of 3 repeats"].rows
     assert plain[1] == "1.00 (1.00–1.00)"
     alone = [tables(each, job(tmp_path / "other", 8))[1].rows[1][1] for each in repeats[::2]]
     middle, lows, highs = zip(*(each.replace("–", " (").split(" (") for each in alone), strict=True)
     assert middle[1] != middle[0] != middle[2]
     assert vllm[1] == vllm[2] == f"{middle[1]} ({min(lows)}–{max(highs)}"
-    assert differences(labelled(repeats)).columns.tolist() == ["repeat", "engine.draft_tokens"]
-    counts = found["rolled back over engine.draft_tokens, 3 repeats"]
+    counts = found["rolled back over engine.draft_tokens, median of 3 repeats"]
     assert counts.rows[1][1:] == ("7", "7")
     assert "median of the repeats" in counts.docs[1]
 
 
-def test_cells_of_fewer_repeats_are_told_of(tmp_path: Path) -> None:
-    """A sweep may have been interrupted in its second repeat."""
-    jobs = [job(tmp_path / str(at), drafts, repeat=at) for at, drafts in ((1, 2), (1, 4), (2, 2))]
-    assert tables(*jobs)[0].title == "tok/s over engine.draft_tokens, 1 to 2 repeats"
+def test_a_title_says_of_how_many_repeats_where_not_all_are_there(tmp_path: Path) -> None:
+    """A job is not finished, say."""
+    repeats = [job(tmp_path / str(at), drafts, repeat=at) for at in (1, 2) for drafts in (2, 4)]
+    title = tables(*repeats[:-1])[0].title
+    assert title == "tok/s over engine.draft_tokens, median of 1 to 2 repeats"
+
+
+def test_runs_of_two_commits_are_compared_where_none_is_taken_for_a_repeat(tmp_path: Path) -> None:
+    other = {**MANIFEST, "git": {"commit": "def456", "dirty": False}}
+    repeats = [job(tmp_path / str(at), 2, repeat=at) for at in (1, 2)]
+    found = tables(*repeats, job(tmp_path / "other", 4, manifest=other))
+    assert found[0].headers == ("strategy", "2", "4")
+
+
+def test_which_repeat_a_run_is_stands_beside_it(tmp_path: Path) -> None:
+    runs = labelled([job(tmp_path / str(at), repeat=at) for at in (1, 2)])
+    assert settings_table(differences(runs)).headers == ("run", "repeat")
+    assert tidy_runs(runs).groupby("repeat").run.nunique().tolist() == [1, 1]
 
 
 def slower(times: int) -> Any:
@@ -131,7 +150,7 @@ def slower(times: int) -> Any:
 
 def test_repeats_and_nothing_else_are_one_table(tmp_path: Path) -> None:
     (table,) = tables(*(job(tmp_path / str(at), repeat=at) for at in (1, 2)))
-    assert table.title == "2 repeats"
+    assert table.title == "Median of 2 repeats"
     assert table.headers == ("strategy", *SHOWN)
     assert [row[0] for row in table.rows] == ["plain", "vllm"]
     assert "median of the repeats" in table.docs[1]

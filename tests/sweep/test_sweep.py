@@ -206,12 +206,16 @@ def test_repeats_take_turns_and_are_reported_together(sweep: Command) -> None:
     ]
     assert report([str(folder)]) == 0
     text = (folder / "comparison.md").read_text(encoding="utf-8")
-    table = text.split("## rolled back over engine.draft_tokens, 2 repeats")[1].split("##")[0]
+    table = text.split("## rolled back over engine.draft_tokens, median of 2 repeats")[1].split(
+        "##"
+    )[0]
     assert "| strategy | 2 | 3 |" in table
     runs = [job.folder.strategies()["vllm"] for job in SweepFolder.open(folder).jobs]
     first, second, *again = [run["rollback_tokens"] for run in runs]
     assert again == [first, second]
     assert f"| vllm | {first} | {second} |" in table
+    rows = pd.read_csv(folder / "comparison.csv")
+    assert rows.groupby(["repeat", "engine.draft_tokens"]).run.nunique().tolist() == [1] * 4
 
 
 BAD_INPUT = {
