@@ -97,6 +97,11 @@ class Clock:
         """No span is open now, but the time until ``resume`` counts all the same."""
         self._left = perf_counter()
 
+    @property
+    def left(self) -> bool:
+        """Whether the time until ``resume`` counts."""
+        return self._left is not None
+
     def resume(self, phase: str) -> None:
         """Add the time since ``leave``, if that was called, to a phase."""
         if self._left is not None:

@@ -126,7 +126,7 @@ class DecodeLoop:
             strategy.verifier = self._detailed
         self._invariants = Invariants(strategy.follows, vocab_size, clock, config.paranoid)
         self._ranks, self._agreement = ranks, Agreement(ranks)
-        self._garbage, self._time_counts = Garbage(), False
+        self._garbage = Garbage()
         self.running: list[Sequence] = []
 
     def run(self, requests: Iterable[Request]) -> None:
@@ -224,10 +224,8 @@ class DecodeLoop:
             self._agreement.check(step)
             closed = [close_books(step, index, was) for index, was in enumerate(before)]
         self._close(step, closed, hidden_us)
-        # Where the device works, the time until their next step counts.
-        self._time_counts = step.ran_ahead and any(each.finish is None for each in self.running)
-        if self._time_counts:
-            self.clock.leave()
+        if step.ran_ahead and any(each.finish is None for each in self.running):
+            self.clock.leave()  # the device works, so the time until their next step counts
 
     def _step(self, sequences: list[Sequence], prefill: bool) -> tuple[Step, list[Ledger], float]:
         """Draft, verify, emit and commit.
@@ -404,7 +402,7 @@ class DecodeLoop:
             self._free.append(sequence.slot)
             self.observer.finished(sequence, self._times.pop(sequence.slot))
         # Only one that failed behind a launch ends while the device works on, for the others.
-        if finished and not self._time_counts:
+        if finished and not self.clock.left:
             self._garbage.collect()
 
 

@@ -296,7 +296,7 @@ MUTANTS = (
     Mutant(
         "nor where one fails and the others' next step is under way",
         "harness/loop.py",
-        "if finished and not self._time_counts:",
+        "if finished and not self.clock.left:",
         "if finished:",
         "tests/test_garbage.py",
     ),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -22,6 +22,8 @@ from strategies.plain import Plain
 from strategies.vllm import Vllm
 from tests.test_run_ahead import DigitsBench
 from tests.toys import Toy, Watch, random_law, request, toy_table
+
+T = TypeVar("T")
 
 TABLE = toy_table("pabc")
 REQUESTS = [request(TABLE, GrammarSpec.regex("[abc]{8,20}"), f"r{at}") for at in range(12)]
@@ -73,19 +75,31 @@ def made(kept: int = 0) -> tuple[Careless, Watch, DecodeLoop]:
 
 
 @contextmanager
-def collections(loop: DecodeLoop) -> Iterator[list[str]]:
-    """In which phase of the loop's time each collection begins meanwhile."""
-    phases: list[str] = []
+def at_each_collection(seen: Callable[[int], T]) -> Iterator[list[T]]:
+    """What is seen as each collection begins meanwhile, by the oldest generation that it walks."""
+    all_seen: list[T] = []
 
     def begun(phase: str, info: dict[str, Any]) -> None:
         if phase == "start":
-            phases.append("left" if loop.clock._left is not None else loop.clock.phase)
+            all_seen.append(seen(info["generation"]))
 
     gc.callbacks.append(begun)
     try:
-        yield phases
+        yield all_seen
     finally:
         gc.callbacks.remove(begun)
+
+
+def collections(loop: DecodeLoop) -> AbstractContextManager[list[str]]:
+    """In which phase of the loop's time each collection begins meanwhile."""
+    return at_each_collection(lambda _: "left" if loop.clock.left else loop.clock.phase)
+
+
+def to_walk(oldest: int) -> int | None:
+    """How many objects a collection walks that the loop has asked for."""
+    if gc.isenabled():
+        return None
+    return sum(len(gc.get_objects(generation)) for generation in range(oldest + 1))
 
 
 def test_no_collection_begins_where_time_counts() -> None:
@@ -114,17 +128,10 @@ def test_what_a_strategy_leaves_later_is_collected_after_the_run() -> None:
 
 
 def test_a_collection_walks_what_is_new_alone() -> None:
-    loop, walked = made()[2], []
-
-    def begun(phase: str, info: dict[str, Any]) -> None:
-        if phase == "start" and not gc.isenabled():
-            generations = range(info["generation"] + 1)
-            walked.append(sum(len(gc.get_objects(each)) for each in generations))
-
-    gc.callbacks.append(begun)
-    loop.run(REQUESTS)
-    gc.callbacks.remove(begun)
-    assert max(walked) < 20_000 < len(gc.get_objects())
+    loop = made()[2]
+    with at_each_collection(to_walk) as walked:
+        loop.run(REQUESTS)
+    assert max(filter(None, walked)) < 20_000 < len(gc.get_objects())
 
 
 def test_no_collection_begins_while_the_device_works_for_others(
@@ -142,7 +149,7 @@ def test_no_collection_begins_while_the_device_works_for_others(
         advance(self, step, index, sequence, matcher)
 
     def watched(self: DecodeLoop) -> None:
-        left.append(self.clock._left is not None and any(each.error for each in self.running))
+        left.append(self.clock.left and any(each.error for each in self.running))
         retire(self)
 
     monkeypatch.setattr(Plain, "advance", refuse)
