@@ -28,19 +28,17 @@ def pivots(runs: Runs, differing: pd.DataFrame) -> list[Table]:
         differ in no setting but in the commit: they are no repeats.
     """
     swept = independent(differing.drop(columns=REPEAT, errors="ignore"))
-    groups = _alike(runs, swept)
-    cells = [repeats for found in groups.values() for repeats in found.values()]
-    if any(len({commit for commit, _ in repeats}) > 1 for repeats in cells):
+    cells = _cells(runs, swept)
+    if any(len({commit for commit, _ in repeats}) > 1 for repeats in cells.values()):
         return []
-    repeated = _how_many(cells)
+    repeated = _how_many([*cells.values()])
     if swept.empty and not repeated:
         return []
     docs: Mapping[str, str] = {}
     rows: list[tuple[str, ...]] = []
-    for setting, found in groups.items():
-        merged = {name: together([each for _, each in found[name]]) for name in found}
-        docs, numbers = shown(merged)
-        rows += [(*setting, *row) for row in numbers]
+    for (*setting, strategy), repeats in cells.items():
+        docs, (row,) = shown({strategy: together([metrics for _, metrics in repeats])})
+        rows.append((*setting, *row))
     docs = {**docs, **dict.fromkeys(swept.columns, DIFFERS)}
     if repeated:
         docs |= {number: f"{docs[number]}; {TOGETHER}" for number in SHOWN}
@@ -64,17 +62,14 @@ def pivots(runs: Runs, differing: pd.DataFrame) -> list[Table]:
     ]
 
 
-def _alike(
-    runs: Runs, swept: pd.DataFrame
-) -> dict[tuple[str, ...], dict[str, list[tuple[str, Metrics]]]]:
-    """Commit and metrics of all runs with the same settings, by strategy."""
-    groups: dict[tuple[str, ...], dict[str, list[tuple[str, Metrics]]]] = {}
+def _cells(runs: Runs, swept: pd.DataFrame) -> dict[tuple[str, ...], list[tuple[str, Metrics]]]:
+    """By settings and strategy, commit and metrics of all runs that have them."""
+    cells: dict[tuple[str, ...], list[tuple[str, Metrics]]] = {}
     for name, run in runs.items():
-        found = groups.setdefault(tuple(map(str, swept.loc[name])), {})
         commit = str(run.manifest().get("git"))
         for strategy, metrics in run.strategies().items():
-            found.setdefault(strategy, []).append((commit, metrics))
-    return groups
+            cells.setdefault((*swept.loc[name], strategy), []).append((commit, metrics))
+    return cells
 
 
 def _how_many(cells: Sequence[Sized]) -> str:
