@@ -80,9 +80,10 @@ def writing(what: str, remedy: str) -> Iterator[None]:
         raise ConfigError(f"{what} cannot be written ({error.strerror}); {remedy}") from None
 
 
-def named(error: Exception) -> str:
+def named(error: BaseException) -> str:
     """The first line of what an error says, behind the name of its class."""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"
 
 
 def exit_status(command: Callable[[], int]) -> int:

@@ -15,7 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from harness.config import Config, typed
-from harness.errors import HarnessError
+from harness.errors import HarnessError, named
 from harness.results.record import RunFolder
 from harness.sweep.folder import Job, State, SweepFolder, is_sweep
 from harness.sweep.gpus import gives_none, own_gpus
@@ -66,8 +66,7 @@ def attempt(sweep: SweepFolder, job: Job, composed: DictConfig, execute: Execute
     except HarnessError as error:
         _failed(job, str(error))
     except (Exception, SystemExit) as error:  # a strategy may call `sys.exit`
-        lines = str(error).splitlines() or [""]
-        _failed(job, f"{type(error).__name__}: {lines[0]}", traceback.format_exc())
+        _failed(job, named(error), traceback.format_exc())
     else:
         job.error_path.unlink(missing_ok=True)
     return tracked

@@ -12,8 +12,6 @@ import pytest
 from experiments.scaling_ranks import RankPool
 from experiments.scaling_tp import DEFAULTS, configuration, main, make_pair
 from harness.errors import RanksError
-from harness.step import Step
-from strategies.plain import Plain
 from tests.parallel.launch import ITEMS
 
 TINY = {
@@ -81,20 +79,11 @@ def test_a_rank_that_cannot_serve_says_why(given: dict[str, str], tmp_path: Path
         RankPool(broken)
 
 
-class Short(Plain):
-    """Reads a file of its own, which ends too early."""
-
-    name = "short"
-
-    def verify_rows(self, step: Step) -> None:
-        raise EOFError("my table is cut")
-
-
 def test_a_rank_whose_strategy_fails_says_why(
     given: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    settings = {**DEFAULTS, **given, "strategies": "tests.parallel.test_scaling:Short"}
+    settings = {**DEFAULTS, **given, "strategies": "tests.test_data_parallel:Short"}
     make_pair(tmp_path, settings)
     pool = RankPool(configuration(1, 2, settings, tmp_path))
     with pytest.raises(RanksError, match=r"^rank 0: EOFError: my table is cut"):
