@@ -26,6 +26,7 @@ from harness.results.answer import answer
 from harness.results.page import comparison_page, run_page
 from harness.results.pivot import pivots
 from harness.results.record import RunFolder
+from harness.results.repeats import TOGETHER
 from harness.results.sections import (
     IN_BRACKETS,
     describe_hardware,
@@ -173,6 +174,8 @@ def _shared_head(runs: Runs) -> str:
 def _write_side_by_side(runs: Runs, figures: Sequence[Table], table: Table, out: Path) -> None:
     blocks = [f"# {len(runs)} runs side by side\n", _shared_head(runs)]
     blocks += [*map(to_markdown, [*figures, table]), glossary([table])]
+    if any(TOGETHER in doc for figure in figures for doc in figure.docs):
+        blocks.append(f"A table of repeats shows the {TOGETHER}.\n")
     with writing(f"--out: {out}", "name another folder"):
         out.mkdir(parents=True, exist_ok=True)
         (out / "comparison.md").write_text("\n".join(blocks), encoding="utf-8")

@@ -142,7 +142,12 @@ def test_several_runs_are_printed_and_written_side_by_side(run, tmp_path, capsys
     printed = capsys.readouterr().out
     assert printed.count("Acceptance") == 2
     assert printed.count("Median of 2 repeats") == 1
-    assert "## Side by side" in (out / "comparison.md").read_text(encoding="utf-8")
+    text = (out / "comparison.md").read_text(encoding="utf-8")
+    assert "## Side by side" in text
+    assert text.endswith(
+        "A table of repeats shows the median of the repeats; an interval reaches from "
+        "the lowest end to the highest.\n"
+    )
     names = {"comparison.md", "comparison.csv", "comparison.html"}
     assert {path.name for path in out.iterdir()} == names
 

@@ -176,6 +176,7 @@ def test_the_report_prints_and_writes_these_tables(
     assert text.startswith("# 2 runs side by side\n\n- Hardware: Toy CPU, 4 cores, 15.5 GiB\n")
     assert "- Command: `python -m harness 'workload.kinds=[json, regex]'`\n" in text
     assert text.count("## tok/s over engine.draft_tokens\n") == 1
+    assert "A table of repeats" not in text
     assert text.index(" over ") < text.index("## Side by side")
 
 
